@@ -1,4 +1,4 @@
-"""A GPU that is not there: Triton compiles kernels for it, on tensors of the CPU, and launches nothing."""
+"""A Triton driver for a GPU that is not present: kernels are compiled for tensors on the CPU, but not launched."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ from triton.runtime.driver import driver
 # specifications per compute capability).
 SHARED_MEMORY = {"8.0": 163 << 10, "8.6": 99 << 10, "8.9": 99 << 10, "9.0": 227 << 10, "10.0": 227 << 10}
 SHARED_MEMORY |= {"12.0": 99 << 10}
-TENSOR_MEMORY = 512  # columns, of GPUs that have any
+TENSOR_MEMORY = 512  # columns, on GPUs that have tensor memory
 TILES = re.compile(r"(B[A-Z]{1,2}|DP|DVP|BLOCK|ROWS|COLUMNS|DEPTH|KEPT|STAGES)")  # names of kernel constants
 
 

@@ -273,5 +273,5 @@ def make_inputs(length: int, head_dim: int, new: int | None = None) -> Inputs:
     delta = -2 * math.pi * torch.rand(heads, head_dim, device="cuda")
     tables = [torch.randn(heads, n, device="cuda") for n in (length, SHORT)]
     if new:
-        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT, *tables)  # in FoX's cache's layout
+        return Inputs(q, k, v, delta, gates, gates.cumsum(1).mT.contiguous().mT, *tables)  # as in FoX's cache
     return Inputs(*(x.requires_grad_() for x in (q, k, v, delta, gates, gates.cumsum(1), *tables)))

@@ -4,7 +4,7 @@
     python -m bearings.benchmarks.bias --length 4096 --head-dim 64 --indirect
 
 Prints milliseconds of the forward pass, and of the forward and backward pass, next to the baseline of the attention
-benchmark. Each variant changes one thing against "default".
+benchmark. Each variant differs from "default" in one setting.
 """
 
 import argparse

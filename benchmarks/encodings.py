@@ -2,12 +2,12 @@
 
     python -m bearings.benchmarks.encodings --lengths 4096 --head-dims 64 --out encodings.csv
 
-Each encoding runs as in a training with precision=bf16-mixed: under autocast, with the implementation that `auto`
+Each encoding runs as in training with precision=bf16-mixed: under autocast, with the implementation that `auto`
 chooses, compiled (except for row blocks), and replayed as a CUDA graph. A layer is the attention of an encoding between
 the projections, with everything that the encoding computes itself, and with what it passes on to the next layer. Each
 encoding is timed in turns with RoPE, all in one process. Times are medians. Decoding appends one token to a cache of T
-tokens. Encodings of the input act before the first layer, so their layer is NoPE; of a pattern over layers, the first
-layer is measured.
+tokens. If an encoding only changes the embeddings, the measured layer is NoPE. For a pattern over layers, it is the
+first layer.
 """
 
 import argparse
@@ -66,7 +66,7 @@ class Layer:
             return self.compiled(self.inputs, Context.of(self.encoding, self.inputs[1]).sharing(self.shared))
 
     def compute(self, inputs: list[Tensor], context: Context, state: Any = None) -> Tensor:
-        """The output of attention, and what the layer passes on if its MLP returns x."""
+        """The output of attention, and the tensor for the next layer, computed as if the MLP returned x."""
         out = self.encoding(*inputs, context, state)
         if not isinstance(self.encoding, CarryingEncoding):
             return out

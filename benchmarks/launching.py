@@ -1,4 +1,4 @@
-"""Measures the CPU time of launching attention operators, on inputs for which the GPU waits. Writes a CSV.
+"""Measures the CPU time of launching attention operators, on inputs so small that the GPU waits. Writes a CSV.
 
     python -m bearings.benchmarks.launching --out launching.csv
 
@@ -21,7 +21,7 @@ from .attention import with_backward
 from .attention_contenders import Inputs, make_inputs, ours
 from .sweep import BASELINE, sweep, sweep_arguments
 
-CALLS = 20  # between synchronisations; with many, launches would wait for room in the queue
+CALLS = 20  # between synchronisations; after many, launches would wait for space in the queue
 IMPLEMENTATIONS = ("auto", "cudnn", "fa4", "triton")
 
 

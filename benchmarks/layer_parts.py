@@ -18,7 +18,7 @@ from ..lightning_modules.options import ModelOptions
 from .epilogues import EpilogueMLP
 from .training import Size
 
-Function = Callable[..., Tensor | tuple[Tensor, ...]]  # of the inputs of a part
+Function = Callable[..., Tensor | tuple[Tensor, ...]]  # takes the inputs of a part
 
 EPSILON = ModelOptions.norm_epsilon
 LOW = torch.bfloat16
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     Attributes:
         inputs: makes random inputs for a size; those of floating-point dtypes receive gradients.
         plain: the part in PyTorch's operations, for any dtype.
-        contenders: by name, what imports or compiles the part's implementation.
+        contenders: by name, functions that import or compile an implementation of the part.
     """
 
     inputs: Callable[[Size], list[Tensor]]

@@ -6,8 +6,8 @@ Parts of a step at the sizes of the training benchmark: the loss, residual addit
 embedding, and two products with the norm between them. As in training: bf16 autocast and float32 weights. Contenders of
 a part run in one process and take turns, times are medians, and ratios are relative to `ours`. Passes are replayed as
 CUDA graphs, except those that synchronise CPU and GPU, which are timed as launched (`replayed` is False). `forward`
-includes what the backward pass needs. Errors are relative to float64: of the worst output, and of the worst gradient.
-Packages that are not installed are skipped, and so are contenders that fail.
+includes saving what the backward pass needs. Errors are relative to float64: of the worst output, and of the worst
+gradient. Packages that are not installed are skipped, and so are contenders that fail.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from .training import SIZES
 
 
 def autocast() -> torch.autocast:
-    """The precision of a training with precision=bf16-mixed."""
+    """The precision of training with precision=bf16-mixed."""
     return torch.autocast("cuda", LOW)
 
 

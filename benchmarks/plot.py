@@ -1,4 +1,4 @@
-"""Draw what `benchmarks/attention.py` has measured: time relative to the yardstick by length, a panel per head size.
+"""Plots the results of `benchmarks/attention.py`: time relative to the baseline by length, a panel per head dimension.
 
 python -m bearings.benchmarks.plot attention.csv attention.svg
 """

@@ -2,9 +2,9 @@
 
     python -m bearings.benchmarks.shared_memory --capabilities 8.0 9.0 --out shared_memory.csv
 
-Each operator runs forward and backward on small tensors of the CPU with a driver that launches nothing. So the rows are
-the kernels that a GPU of that compute capability would launch, with all tile sizes that the launchers try; they use the
-first that fits. Head dimensions are the widest of each entry in the tables of tile sizes. float16 needs as much shared
+Each operator runs forward and backward on small CPU tensors with a driver that launches nothing. The rows are the
+kernels that a GPU of that compute capability would launch, with all tile sizes that are tried; the first that fits is
+used. Head dimensions are the largest that each entry in the tables of tile sizes covers. float16 needs as much shared
 memory as bfloat16.
 """
 
@@ -187,7 +187,7 @@ def measure(capability: str, case: Case) -> list[dict]:
 
 
 def without_repetitions(rows: Iterable[dict]) -> list[dict]:
-    """The rows, without kernels that an earlier operator launches with the same tiles and needs."""
+    """The rows, without kernels that an earlier operator also launches with the same tiles and resources."""
     found = {}
     for row in rows:
         found.setdefault(tuple((name, value) for name, value in row.items() if name != "operator"), row)

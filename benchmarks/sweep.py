@@ -15,7 +15,7 @@ RECOMPILE_LIMIT = 1024
 
 
 def allow_recompiling() -> None:
-    """Raise PyTorch's limit, as all contenders compile the same function."""
+    """Raise PyTorch's limit of recompilations, because all contenders compile the same function."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
 
 

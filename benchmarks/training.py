@@ -3,13 +3,13 @@
     python -m bearings.benchmarks.training --out training.csv [--nanogpt PATH/TO/model.py] [--vocabulary 50257 50304]
     python -m bearings.benchmarks.training --size 124M 350M 1.3B --encodings rope pope path --out training_sizes.csv
 
-The default size is GPT-2's smallest. Contenders are compiled (this project's as in training, or not with
-`--uncompiled`), run in one process in turns with the first of their size, RoPE by default, and take the same steps:
-random tokens, bf16 autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when
-replayed as one CUDA graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other
-implementations get the first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix
-products are much slower. Packages that are not installed are skipped, and so are modes that a contender does not
-support, and contenders for which memory is too small.
+The default size is GPT-2's smallest. Contenders are compiled, except this project's with `--uncompiled`. They run in
+one process, in turns with the first of their size (RoPE by default), and take the same steps: random tokens, bf16
+autocast, gradients clipped at 1, fused AdamW. Steps are timed when launched by the CPU, when replayed as one CUDA
+graph, and, for this project's models, with deterministic kernels (trainer.deterministic). Other implementations get the
+first vocabulary rounded up to a multiple of 64, as in nanoGPT: at GPT-2's 50,257 their matrix products are much
+slower. Packages that are not installed are skipped, and so are modes that a contender does not support, and contenders
+that run out of memory.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from .sweep import allow_recompiling
 
 WAYS = ("launched", "graph", "deterministic")
 ENCODINGS = ["rope", *(name for name in choices_of("encoding") if name not in ("rope", "pattern"))]
-SLOW = 2.0  # seconds of a turn above which a contender has only one
+SLOW = 2.0  # seconds; a contender whose turns take longer has only one turn
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def ours(name: str, size: Size, compiled: bool = True) -> Contender:
     """
     encoding, *settings = name.split()
     sizes = [f"model.{name}={getattr(size, name)}" for name in ("layers", "width", "heads")]
-    sizes.append(f"data.length={size.length}")  # some encodings have a greatest length
+    sizes.append(f"data.length={size.length}")  # some encodings have a maximum length
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = resolve(
             compose("config", overrides=[f"encoding={encoding}", "model=base", "model.dropout=0.0", *sizes, *settings])
@@ -308,7 +308,7 @@ def sizes_of(arguments: argparse.Namespace) -> list[Size]:
 
 
 def makers_of(size: Size, arguments: argparse.Namespace) -> dict[tuple[str, Size], Callable[[], Contender]]:
-    """What makes each contender of a size, by the key of its `Timed`; the first is the baseline."""
+    """Functions that build the contenders of a size, by the key of `Timed`; the first is the baseline."""
     sizes = [replace(size, vocabulary=vocabulary) for vocabulary in arguments.vocabulary]
     padded = replace(size, vocabulary=-(-arguments.vocabulary[0] // 64) * 64)
     pairs = [(name, each) for each in sizes for name in arguments.encodings]
@@ -356,7 +356,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
             parser.add_argument("--vocabulary", type=int, nargs="+", default=[field.default])
         else:
             parser.add_argument(f"--{field.name}", type=int, help="instead of that of --size")
-    parser.add_argument("--uncompiled", action="store_true", help="this project's models as with trainer.compile=false")
+    parser.add_argument("--uncompiled", action="store_true", help="do not compile this project's models")
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per turn")
     parser.add_argument("--out", type=Path, required=True)
