@@ -13,7 +13,7 @@ FOLDERS = ("core", "domains", "encodings", "kernels", "lightning_modules", "repo
 PAGES = {
     "encodings": (
         "Encodings",
-        "The contract of an encoding, and what each pass gives it. The classes of the encodings are in "
+        "The contract of an encoding, and the data that each pass provides. The classes of the encodings are in "
         "[Encodings](../../encodings/index.md).",
         [
             *(f"encodings.base.{name}" for name in ("Encoding", "Portrait")),
@@ -88,9 +88,10 @@ def write_api(opened: Open) -> None:
 
 
 def copy_sources() -> None:
-    """Copy the package to SOURCES with an `__init__.py` in each folder, and class attributes under a heading it knows.
+    """Copy the package to SOURCES, in a form that mkdocstrings can read.
 
-    mkdocstrings parses files without importing them, and finds no folder of a package that lacks this file.
+    mkdocstrings does not import files, and only finds folders with an `__init__.py`. It knows the heading `Attributes`,
+    but not `Class attributes`.
     """
     target = SOURCES / "bearings"
     shutil.rmtree(target, ignore_errors=True)

@@ -63,9 +63,9 @@ def write_components(opened: Open) -> None:
     write(opened, "reference/domain-options.md", "\n".join(parts))
 
     parts = [
-        "# Options\n\nSet an option with `key=value`. `python main.py --help` prints the same for the components that "
-        "you choose, with their current values. [Tasks](tasks.md), [domains](domain-options.md) and "
-        "[encodings](../encodings/index.md) have options of their own kind.\n",
+        "# Options\n\nSet an option with `key=value`. `python main.py --help` prints the options of the components "
+        "that you choose, with their current values. The pages of [tasks](tasks.md), [domains](domain-options.md) and "
+        "[encodings](../encodings/index.md) list their options.\n",
         f"## Settings outside groups\n\n{option_table('', options_of(Settings))}",
     ]
     for group, kind in OWN.items():

@@ -56,12 +56,12 @@ class Documented:
 
     @property
     def parameters(self) -> float:
-        """Number of parameters of a layer, without those that a model has once."""
+        """Number of parameters of a layer, without those that exist once per model."""
         return self.mean(parameters_of)
 
     @property
     def parameters_once(self) -> int:
-        """Number of parameters that a model has once: those of the input, and of modules that layers share."""
+        """Number of parameters that exist once per model: those of the input, and of modules that layers share."""
         shared = {name: layer.shared_module() for layer in self.layers if (name := layer.shared_name)}
         return parameters_of(self.input) + sum(map(parameters_of, shared.values()))
 
@@ -96,7 +96,7 @@ class Documented:
 
     @property
     def cache_bytes(self) -> float:
-        """Bytes that the state of a layer grows by with each token, in bfloat16 on a CPU."""
+        """Bytes by which each token enlarges the state of a layer, in bfloat16 on a CPU."""
         return self.mean(cache_bytes)
 
 
@@ -143,7 +143,7 @@ def parameters_of(module: nn.Module | None) -> int:
 
 
 def cache_bytes(layer: Encoding) -> int:
-    """Bytes that a state grows by with each token of its capacity, in bfloat16."""
+    """Bytes by which each token of its capacity enlarges a state, in bfloat16."""
     like, capacities = torch.zeros(1, dtype=torch.bfloat16), (4096, 8192)
     small, large = (sum(map(_bytes, _tensors(layer.new_state(1, size, like)))) for size in capacities)
     return (large - small) // (capacities[1] - capacities[0])

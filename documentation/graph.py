@@ -1,4 +1,4 @@
-"""Which folder imports which, as a drawing: from the layers of import-linter and the imports that grimp finds."""
+"""Draws which folder imports which, from the layers in import-linter's contract and the imports that grimp finds."""
 
 import tomllib
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ from .facts import Documented
 WIDTH, HEADS = 64, 4
 TOKENS, DRAWS = 64, 32  # of attention with random hidden states
 LONG = 256  # tokens where distances or windows matter
-OTHER = "#D55E00"  # of negative values, after Okabe and Ito
+OTHER = "#D55E00"  # for negative values, from Okabe and Ito's palette
 DECAYS = (0.5, 0.8, 0.9, 0.97)
 EQUAL = "if all tokens have the same query and the same key, so that only the encoding distinguishes them"
 
@@ -57,8 +57,8 @@ def picture_of(each: Documented) -> Picture:
             lambda colour: table_figure(each.kind, colour),
             "the vectors of positions, and their similarity",
             f"Left: the vectors of the first {TOKENS} positions with initial parameters, for width {WIDTH}; the second "
-            "colour is negative, and the largest 5 % of the values look the same. Right: cosine similarity of the last "
-            "of these vectors with those before it.",
+            "colour is negative, and colours saturate at the largest 5 % of values. Right: cosine similarity of the "
+            "last of these vectors with those before it.",
         )
     if isinstance(layer, DistanceBias | DistanceEmbedding):
         return Picture(
