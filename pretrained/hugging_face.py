@@ -38,7 +38,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise ValueError(f"config.json: model_type={shortened(given)}: only {' and '.join(TYPES)} are supported")
     for key, allowed in FIXED.items():
         if config.get(key) not in (allowed, None):
-            raise ValueError(f"config.json: {key}={shortened(config[key])} is not supported, only {allowed}")
+            raise ValueError(f"config.json: {key}={shortened(config[key])} is not supported, only {shortened(allowed)}")
     width, heads = taken(config, "hidden_size", int), taken(config, "num_attention_heads", int)
     sizes = {
         **{"width": width, "layers": taken(config, "num_hidden_layers", int), "heads": heads, "mlp": "swiglu"},

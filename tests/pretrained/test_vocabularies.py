@@ -76,7 +76,7 @@ def test_a_tokenizer_that_changes_the_text_is_refused(folder, tmp_path):
 
 HOSTILE = {
     "architecture": ({"model_type": "gpt2"}, "model_type='gpt2': only llama and mistral"),
-    "biases": ({"attention_bias": True}, "attention_bias=True is not supported"),
+    "biases": ({"attention_bias": True}, "attention_bias=true is not supported, only false"),
     "size": ({"hidden_size": 32}, "has the shape"),
     "layers": ({"num_hidden_layers": 10**9}, "it declares 1,000,000,000 layers"),
     "text": ({"num_hidden_layers": "2"}, "num_hidden_layers='2': it should be int"),
