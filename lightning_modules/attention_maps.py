@@ -38,9 +38,9 @@ def octaves(length: int) -> Iterator[tuple[int, int]]:
 
 
 def mass_by_distance(attention: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Share of attention `[H, T, T]` at distances `low` to `high`, powers of two, for queries in the second half.
+    """Share of `attention [H, T, T]` at distances 0, 1, 2-3, 4-7, ..., for queries in the second half.
 
-    Yields `low`, `high` and `[H]`.
+    Yields the lowest and highest distance of each range, and its share `[H]`.
     """
     length = attention.shape[-1]
     query = torch.arange(length // 2, length, device=attention.device)
@@ -51,7 +51,7 @@ def mass_by_distance(attention: Tensor) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def mass_by_position(attention: Tensor, uniform: Tensor) -> Iterator[Share]:
-    """Share of attention `[H, T, T]` on keys at positions 0, 1, 2-3, ..., for queries in the second half.
+    """Share of `attention [H, T, T]` on keys at positions 0, 1, 2-3, ..., for queries in the second half.
 
     Args:
         uniform: attention `[T, T]` to compare with; see `uniform_attention`.
@@ -78,8 +78,8 @@ def rolled_out(attention: Tensor, earlier: Tensor) -> Tensor:
     which grows with depth (Wu et al., arXiv 2502.01951).
 
     Args:
-        attention: that of a layer, mean over heads.
-        earlier: the result for the layers below, an identity matrix for the first layer.
+        attention: attention of one layer, averaged over heads.
+        earlier: the result for the layers below; an identity matrix for the first layer.
     """
     passed = (attention + torch.eye(attention.shape[-1], device=attention.device)) / 2
     with torch.autocast(attention.device.type, enabled=False):
@@ -111,22 +111,23 @@ def nearer_preferred(attention: Tensor, window: int | None) -> Iterator[Outcome]
 
 
 def swapped(length: int, gap: int) -> Tensor:
-    """The index `[T]` that exchanges the elements at a distance of `gap`, each with one other; a last one may stay."""
+    """An index `[T]` that swaps pairs of elements `gap` apart. Elements at the end may have no partner and stay."""
     places = torch.arange(length)
     partner = places + gap * (1 - 2 * (places // gap % 2))
     return torch.where(partner < length, partner, places)
 
 
 def order_kept(attention: Callable[[Tensor | None], Tensor], tokens: Tensor, window: int | None) -> Iterator[Outcome]:
-    """How often the key with more attention of two still gets more after both have exchanged their positions.
+    """How often, of two keys, the one with more attention still gets more after the two have swapped positions.
 
     1 means that content decides, 0 that the positions decide, and 0.5 that a head distinguishes neither consistently
-    ("consistency in token relevance" of Du et al., arXiv 2605.15514). Equal weights count as half. `low` and `high` of
-    the result are the distance between the two keys: 1, 4, 16, ...
+    ("consistency in token relevance" of Du et al., arXiv 2605.15514). Equal weights count as half. In
+    the result, `low` and `high` both equal the distance between the two keys: 1, 4, 16, ...
 
     Args:
-        attention: returns the attention `[B, H, T, T]` for keys in the order of an index `[T]`, or in their own.
-        tokens: ids `[B, T]`. Two keys of equal tokens are not compared, because an exchange of them may change nothing.
+        attention: called with an index `[T]` that reorders the keys, or with None to keep their order; returns the
+            attention `[B, H, T, T]`.
+        tokens: ids `[B, T]`. Keys with equal tokens are not compared, because swapping them may change nothing.
         window: number of keys that a query sees; None for all.
     """
     before, gap = attention(None), 1

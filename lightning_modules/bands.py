@@ -1,4 +1,4 @@
-"""The loss without bands of frequencies, to measure what rotary encodings use them for."""
+"""Measures what a rotary model uses each frequency band for, by its loss without that band."""
 
 import math
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ SILENT = -1e4  # its softplus is 0
 
 
 class Band(NamedTuple):
-    """Nats per token of a model without a band of frequencies.
+    """Nats per token of a model with and without a frequency band.
 
     Attributes:
-        low, high: wavelengths 2 pi / theta in positions, from `low` to below `high`.
-        elements: number of pairs of channels in the band (PoPE: channels), of all layers and key heads.
+        low, high: the band has wavelengths 2 pi / theta from `low` to below `high`, in positions.
+        elements: number of channel pairs (PoPE: channels) in the band, over all layers and key heads.
         plain: nats per token of the unchanged model.
         unrotated: nats per token if the band's rotation stops in all layers: its channels compare content only.
         removed: nats per token if the band's channels do not contribute to scores.
@@ -36,11 +36,12 @@ class Band(NamedTuple):
 
 @torch.inference_mode()
 def loss_by_band(model: Transformer, tokens: Tensor) -> list[Band]:
-    """The nats per token of `tokens [B, T]` without each band of frequencies; none without rotations by frequencies.
+    """Nats per token of `tokens [B, T]` without each frequency band; empty if the model does not rotate channels.
 
-    Stopping the rotation of trained channels (Oka et al., "Frequency Bands in RoPE", ICLR 2026) makes a band what
-    p-RoPE trains with (Barbero et al., arXiv 2410.06205): it measures whether a model uses the positions in these
-    channels. Removing channels measures in addition whether it uses their content. The model is not trained again.
+    Stopping the rotation of a band (Oka et al., "Frequency Bands in RoPE", ICLR 2026) leaves channels that compare
+    content only, which p-RoPE has from the start of training (Barbero et al., arXiv 2410.06205). The increase of the
+    loss shows whether the model uses the positions in these channels. Removing the channels also shows whether it uses
+    their content. The model is not retrained.
     """
     spectra = {encoding: turned_by(encoding) for encoding in model.encodings}
     numbers = {encoding: _numbers(spectrum) for encoding, spectrum in spectra.items() if spectrum is not None}
@@ -66,7 +67,7 @@ def turned_by(encoding: Encoding) -> Tensor | None:
 
 
 def _numbers(spectrum: Tensor) -> Tensor:
-    """The number of each frequency's band, whose wavelengths begin at STEP to its power; -1 for a frequency of 0."""
+    """Index n of each frequency's band, whose wavelengths begin at STEP**n; -1 for a frequency of 0."""
     wavelength = 2 * math.pi / spectrum.abs()
     return torch.where(spectrum == 0, -1, (wavelength.log() / math.log(STEP)).clamp(0, 24)).floor().long()
 
@@ -82,7 +83,7 @@ def _unrotated(encoding: Encoding, band: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _removed(encoding: Encoding, band: Tensor) -> Iterator[None]:
-    """Queries without the channels of a band, `[1 or Hkv, n]`."""
+    """In this context, queries lack the channels in `band [1 or Hkv, n]`."""
     per_pair = encoding.head_dim // band.shape[1]
     group = encoding.query_heads // encoding.kv_heads
     marks = band.repeat(1, per_pair).expand(encoding.kv_heads, -1).repeat_interleave(group, 0)

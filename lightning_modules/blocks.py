@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class FusedBlock(Block):
-    """The block that is used: the same function with fewer passes over the stream, as `fused_stream.py` explains."""
+    """The block that models use. It computes the same as `Block` in fewer passes over the stream (fused_stream.py)."""
 
     def forward(self, stream: Stream, context: Context, state: State | None = None) -> Stream:
         x, normed = stream.normed(self.attention_norm, self.dropout)
@@ -63,7 +63,7 @@ class Attention(nn.Module):
 
     Attributes:
         annealed: rotates q and k before the encoding, while a RoPE model is converted to it; None otherwise.
-        exact: whether the encoding has no effect yet, so that attention is that of the original model bit for bit.
+        exact: whether the encoding has no effect yet, so that attention is bit-identical to the original model's.
     """
 
     annealed: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
@@ -86,7 +86,7 @@ class Attention(nn.Module):
     def attend(self, x: Tensor, context: Context, state: State | None) -> Tensor:
         """What the encoding returns, `[B, T, H, value_dim]`."""
         *content, v = self.qkv(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, 2)
-        q, k = content or (v[:, :, :0], v[:, :, :0])  # an encoding that does not read them gets no heads
+        q, k = content or (v[:, :, :0], v[:, :, :0])  # tensors without heads for an encoding that does not read them
         if self.annealed is not None:
             q, k = self.annealed(q, k)
             if self.exact:
@@ -103,7 +103,7 @@ class CarryingAttention(Attention):
         return self.passing(x, context, state)[0]
 
     def passing(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, Tensor]:
-        """The result of `forward`, and the average of what the tokens carry."""
+        """The result of `forward`, and the attention-weighted average of what the tokens carry."""
         out = self.attend(x, context, state)
         return self.output(out[..., : self.head_dim].flatten(-2)), out[..., self.head_dim :]
 

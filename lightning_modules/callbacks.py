@@ -120,7 +120,7 @@ class Validation(Callback):
         self.seconds += time.perf_counter() - began
         self.validated_step = trainer.global_step
         if self.best_step <= module.drop_step < trainer.global_step:
-            self.best = float("inf")  # with positions, it was another model
+            self.best = float("inf")  # earlier scores belong to the model with positions
         nll = self.records.nats_per_token
         improved = nll < self.best and trainer.global_step >= module.final_from
         if improved:
@@ -185,9 +185,10 @@ class ProgressLine(Callback):
     Loggers also receive `data_wait`: the fraction of time that the device was idle, waiting for a batch.
 
     Args:
-        validation: its time for validation and checkpoints is not counted as training time.
+        validation: the callback whose time for validation and checkpoints is not counted as training time.
         unit: printed name of the natural unit counted in batches; for a batch without units, only nats are shown.
-        flops_per_token: forward and backward, to show model FLOPs utilisation (MFU) if the chip's peak is known.
+        flops_per_token: FLOPs of the forward and backward pass. If the chip's peak is known, model FLOPs utilisation
+            (MFU) is shown.
         console: where the line is printed.
         every_s: seconds between printed lines.
     """

@@ -34,13 +34,13 @@ def unsupported(transformer: Transformer, device: torch.device) -> str | None:
         if encoding.clock == "medium":
             return "encoding.clock=medium needs whole rows: use clock=index"
         if type(encoding.new_state(1, 1, like)) not in LAYERS:
-            return f"ranks cannot exchange what {name} keeps of past tokens: use another encoding, such as nope"
+            return f"ranks cannot exchange the decoding state of {name}: use another encoding, such as nope"
     for module in transformer.position_modules:
         if module.draws or module.auxiliary:
-            what = "draws positions in training" if module.draws else "has losses of its own"
+            what = "draws positions in training" if module.draws else "has auxiliary losses"
             return f"{type(module).__name__} {what}, which needs whole rows"
     if not isinstance(_input_state(transformer, like), (*INPUTS, type(None))):
-        return f"ranks cannot exchange what {type(transformer.inputs).__name__} keeps of past tokens"
+        return f"ranks cannot exchange the decoding state of {type(transformer.inputs).__name__}"
     return None
 
 
@@ -57,7 +57,7 @@ def part_of(x: Tensor, place: int, size: int, filler: int) -> Tensor:
 def collate_part(rows: list[list[Piece]], place: int, size: int) -> Batch:
     """`collate` for rank `place` of the `size` ranks that share rows.
 
-    Numbers of tokens and units are an equal share of the whole, because the ranks report sums.
+    Each rank counts an equal share of the tokens and units, because counts are summed over ranks.
     """
     batch = collate(rows)
     for key, filler in (("inputs", 0), ("targets", IGNORED)):
@@ -73,12 +73,12 @@ class ContextParallel:
     size: int
 
     def chunk(self, length: int) -> int:
-        """Tokens in each of the chunks of rows of `length` tokens, padding included."""
+        """Number of tokens per chunk, for rows of `length` tokens; includes padding."""
         return -(-length // (2 * self.size))
 
     @property
     def place(self) -> int:
-        """Number of this rank among those that share its rows."""
+        """Index of this rank among the ranks that share its rows."""
         return rank() % self.size
 
     @cached_property
@@ -90,11 +90,11 @@ class ContextParallel:
         return cast("distributed.ProcessGroup", groups[rank() // self.size])
 
     def gather(self, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """`through`, and each of the tensors of the ranks that share this rank's rows; see `Exchange.share`."""
+        """Gather `tensors` from the ranks that share this rank's rows; see `Gather` and `Exchange.share`."""
         return cast("tuple[Tensor, ...]", Gather.apply(self.group, through, *tensors))
 
     def nats(self, transformer: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Summed nats of this rank's `targets [B, 2 * chunk]`, both as `part_of` returns them."""
+        """Summed nats of this rank's `targets`, given its `tokens`; both `[B, 2 * chunk]`, from `part_of`."""
         like = transformer.norm.weight
         layers = [encoding.new_state(1, 1, like) for encoding in transformer.encodings]
         exchanges = [Exchange(self.size, self.gather) for _ in layers]
@@ -116,7 +116,7 @@ class ContextParallel:
 
 
 class SimulatedRank(ContextParallel):
-    """The first of `size` ranks without the others, to measure memory: copies of its tensors stand for theirs."""
+    """Simulates the first of `size` ranks to measure memory: copies of its tensors replace those of the others."""
 
     @property
     def place(self) -> int:

@@ -1,9 +1,9 @@
-"""Conversion of a trained RoPE model to another encoding: how its rotation ends, and what the first steps learn.
+"""Conversion of a trained RoPE model to another encoding: the annealing of its rotation, and the losses of each stage.
 
 The PaTH paper (Yang et al., arXiv 2505.16381) converts in stages: match the outputs of attention, distil the
-predictions, continue training. An encoding that can have no effect (PaTH with beta = 0, FoX with open gates, NoPE)
-needs no stages: it starts on rotated queries and keys, exactly as the original model, and the rotation is annealed
-away.
+predictions, continue training. An encoding that can start without any effect (PaTH with beta = 0, FoX with open
+gates, NoPE) needs no stages: it starts with queries and keys rotated as in the original model, so that both models are
+equal, and the rotation is then annealed to zero.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +25,17 @@ from .transformer import Transformer
 
 Stage = Literal["match", "distil", "train"]
 STAGES = get_args(Stage)
-PIECE = 2048  # tokens whose logits of both models exist at a time
+PIECE = 2048  # number of tokens whose logits are in memory at a time, for both models
 
 
 class Annealed:
-    """The rotation of the original model by a falling share of its angles, for queries and keys of whole sequences.
+    """The original model's rotation with angles scaled by 1 - strength, for queries and keys of whole sequences.
 
     At position t, pair c is rotated by (1 - strength) t theta_c.
 
     Args:
         rope: the original encoding.
-        strength: share of the new encoding, from 0 to 1, as a scalar tensor.
+        strength: progress of the conversion, from 0 (the original rotation) to 1 (no rotation), as a scalar tensor.
     """
 
     def __init__(self, rope: RoPE, strength: Tensor):
@@ -71,7 +71,7 @@ class Conversion:
     distil_steps: int
 
     def stage(self, step: int) -> Stage:
-        """What update `step`, starting from 0, learns from."""
+        """The stage of update `step`, counted from 0."""
         if step < self.match_steps:
             return "match"
         return "distil" if step < self.match_steps + self.distil_steps else "train"
@@ -82,11 +82,11 @@ class Conversion:
         return sorted({self.match_steps, self.match_steps + self.distil_steps} - {0})
 
     def strength(self, step: int) -> float:
-        """Share of the new encoding at update `step`."""
+        """Progress of the conversion at update `step`, from 0 to 1; see `Annealed`."""
         return min(1.0, step / self.anneal_steps) if self.anneal_steps else 1.0
 
     def apply(self, student: Transformer, strength: Tensor, step: int) -> None:
-        """Prepare the student for update `step`. `strength` is a scalar tensor on its device, which is updated."""
+        """Prepare `student` for update `step`. Updates `strength`, a scalar tensor on its device, in place."""
         share = self.strength(step)
         strength.fill_(share)
         annealed = None if share == 1 else Annealed(self.origin, strength)
@@ -111,13 +111,14 @@ def matched(
     counted: Tensor,
     documents: Tensor | Documents | None = None,
 ) -> Tensor:
-    """Squared error of each layer's attention on the teacher's inputs, averaged over channels and layers.
+    """Squared error of the student's attention outputs, averaged over channels and layers.
 
-    Only the attention of the student and what its layers share is used, so no other weight gets a gradient.
+    Each layer of the student gets the inputs of the teacher's layer and is compared with its output. Only the student's
+    attention and the modules that its layers share are used, so no other weight gets a gradient.
 
     Args:
         tokens: ids `[B, T]`.
-        counted: tokens that count, `[B, T]`; the result is the sum over them.
+        counted: mask `[B, T]` of the tokens over which the error is summed.
         documents: see `Transformer.hidden`.
     """
     seen: list[tuple[Tensor, Tensor]] = []
@@ -146,7 +147,7 @@ def distilled(
     counted: Tensor,
     documents: Tensor | Documents | None = None,
 ) -> Tensor:
-    """Kullback-Leibler divergence of the student's predictions from the teacher's, in nats; arguments as `matched`."""
+    """Kullback-Leibler divergence of the student's predictions from the teacher's, in nats; see `matched`."""
     with torch.no_grad():
         theirs = teacher.hidden(tokens, None, documents).flatten(0, 1)
     ours = student.hidden(tokens, None, documents).flatten(0, 1)

@@ -104,8 +104,8 @@ def training_memory(
     scratch = max(encoding.scratch_bytes(rows, queries, length) for encoding in model.encodings)
     block = max(saved / layers, scratch)
     if model.checkpointing:
-        # Only each block's input is saved; the backward pass recomputes the rest, block by block. In addition it needs
-        # working memory: a quarter as much for the MLP, or later, once that is freed, what the encoding needs.
+        # Only each block's input is saved; the backward pass recomputes the rest, block by block. It also needs working
+        # memory: first for the MLP, a quarter of what the block saves, and after freeing that, for the encoding.
         model.checkpointing = False
         try:
             block = (_extrapolated(model, rows, length, precision, compiled, ranks) - saved) / layers

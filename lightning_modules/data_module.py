@@ -202,7 +202,7 @@ def collate(rows: list[list[Piece]]) -> Batch:
 
 
 def documents_of(batch: Mapping[str, Any]) -> Documents | None:
-    """The limits of attention in a `Batch`, or in a part of its rows."""
+    """The document boundaries in a `Batch`, or in some of its rows; None if each row is a single document."""
     return Documents.of(batch["documents"], batch.get("pieces")) if "documents" in batch else None
 
 
@@ -286,7 +286,7 @@ class DataModule:
 
         Args:
             shared_by: number of neighbouring ranks that get the same rows.
-            batched: makes a batch of rows, instead of `collate`.
+            batched: collates rows into a batch. Default: None, `collate`.
         """
         steps = trainer.global_step, trainer.max_steps
         on_gpu = trainer.strategy.root_device.type == "cuda"

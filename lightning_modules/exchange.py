@@ -1,4 +1,4 @@
-"""What ranks that share rows receive from each other, with gradients."""
+"""Exchanges tensors between the ranks that share a row, with gradients."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,8 +16,8 @@ class Exchange:
         gather: `ContextParallel.gather`.
 
     Attributes:
-        parts: for each name, the tensors of the chunks that were computed so far, from the first to the last.
-        postponed: computes this rank's second chunk, while that has not begun.
+        parts: for each name, the tensors of all chunks computed so far, in the order of the sequence.
+        postponed: computes this rank's second chunk; None once that has begun.
     """
 
     def __init__(self, size: int, gather: Callable[..., tuple[Tensor, ...]]):
@@ -26,38 +26,38 @@ class Exchange:
         self.postponed: Callable[[], object] | None = None
 
     def catch_up(self) -> None:
-        """Compute the second chunk, if that has not begun. A chunk calls this when it has shared all that it shares.
+        """Compute the second chunk if it has not begun. Each chunk calls this once it has shared all its tensors.
 
-        So the first chunk, which is computed in the middle of this call and goes on after it, waits for what other
-        ranks share only while it has not begun the attention itself (two_chunks.py).
+        The first chunk's call returns after the second chunk is complete, and the first chunk then continues. Both
+        have thus shared their tensors before either attends to earlier tokens (two_chunks.py).
         """
         postponed, self.postponed = self.postponed, None
         if postponed is not None:
             postponed()
 
     def share(self, through: Tensor, **tensors: Tensor) -> Tensor:
-        """Add this rank's `tensors` and those of the other ranks, which have the same shapes, to `parts`.
+        """Gather `tensors` from all ranks, with equal shapes, and add them to `parts`. Returns `through` unchanged.
 
-        In the backward pass the ranks exchange gradients, which are summed. All ranks must take part in this, even one
-        that reads none of the parts. The caller therefore has to use the result, which equals `through`.
+        The backward pass sums the gradients of all ranks, so every rank must take part, even one that reads none of
+        the parts. The caller must therefore use the returned tensor in place of `through`.
         """
         through, *found = self.gather(through, *tensors.values())
         for index, name in enumerate(tensors):
             each = found[index * self.size : (index + 1) * self.size]
-            # The first half of the rows comes in the order of the ranks, the second half in reverse.
+            # First chunks follow each other in the order of the ranks, second chunks in reverse order.
             self.parts[name] += reversed(each) if self.parts[name] else each
         return through
 
 
 class Gather(torch.autograd.Function):
-    """`apply(group, through, *tensors)` returns `through`, and each tensor of all ranks in their order."""
+    """`apply(group, through, *tensors)` returns `through`, then each tensor from every rank, ordered by rank."""
 
     @staticmethod
     def forward(ctx: Any, group: distributed.ProcessGroup, through: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group, found = group, []
         for x in tensors:
             gathered = x.new_empty(group.size() * len(x), *x.shape[1:])
-            if x.numel():  # an encoding that does not read keys has none
+            if x.numel():  # empty for the keys of an encoding that does not read them
                 distributed.all_gather_into_tensor(gathered, x.contiguous(), group)
             found += gathered.unflatten(0, (group.size(), -1)).unbind()
         return through.view_as(through), *found

@@ -78,5 +78,5 @@ def through(
 
 
 def _call(block: nn.Module, context: Context, x: Tensor, carried: Tensor | None) -> Stream:
-    """`block`, called with tensors, because hooks on saved tensors do not see those inside a `Stream`."""
+    """Call `block` with plain tensors, because saved-tensor hooks do not see tensors inside a `Stream`."""
     return block(Stream(x, None, carried), context)

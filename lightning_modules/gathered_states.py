@@ -1,6 +1,6 @@
-"""States whose past tokens are on other ranks, for the two chunks of each rank (context_parallel.py).
+"""States that gather past tokens from other ranks, for the two chunks of each rank (context_parallel.py).
 
-They have the methods of the states that encodings use for decoding. `length` is where the next chunk begins.
+They have the same methods as the states for decoding. `length` is the position at which the next chunk begins.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ INPUTS = (Seen, Average)
 
 
 def gathered_state(state: State, exchange: Exchange) -> State:
-    """A state of the other ranks' tokens for one chunk of a layer whose own empty state has a type in `LAYERS`."""
+    """The state for one chunk of a layer. `state` is the layer's empty state, of a type in `LAYERS`."""
     if isinstance(state, KernelizedState):
         return GatheredFeatures(
             keys=state.keys, values=state.values, sums=state.sums, capacity=state.capacity, exchange=exchange
@@ -39,22 +39,22 @@ def gathered_state(state: State, exchange: Exchange) -> State:
 
 
 def gathered_inputs(state: Any, exchange: Exchange) -> Any:
-    """As `gathered_state` for the state of the input encoding, whose type is in `INPUTS`."""
+    """The state for one chunk of the input encoding. `state` is its empty state, of a type in `INPUTS`."""
     return GatheredAverage(state.values, exchange) if isinstance(state, Average) else state
 
 
 @dataclass
 class GatheredState(KeyValueState):
-    """Keys and values of all ranks, and what else layers with keys and values keep of past tokens.
+    """Keys and values from all ranks, and other tensors that a layer with keys and values keeps of past tokens.
 
     Attributes:
-        more: whether the layer shares something else after its keys and values.
+        more: whether the layer shares further tensors after its keys and values.
     """
 
     exchange: Exchange = field(kw_only=True)
     more: bool = False
     tail: Tensor | None = None
-    sums: None = None  # so that FoX's gates start at 0 in each chunk
+    sums: None = None  # FoX then sums its log gates from 0 in each chunk
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         self.exchange.share(values, keys=keys, values=values)
@@ -67,7 +67,7 @@ class GatheredState(KeyValueState):
         return self._last("keys", seen), self._last("values", seen)
 
     def with_past_sums(self, sums: Tensor, seen: int) -> Tensor:
-        """As `FoXState.with_past_sums`, for sums that start at 0 in each chunk."""
+        """See `FoXState.with_past_sums`; here `sums` start at 0 in each chunk."""
         parts = self.exchange.parts
         known = len(parts["sums"])
         before = parts["sums"][-1][:, -1:] if known else 0.0
@@ -79,13 +79,13 @@ class GatheredState(KeyValueState):
         return self._last("sums", seen)
 
     def with_past_probes(self, probes: Tensor, seen: int) -> Tensor:
-        """As `ProbeState.with_past_probes`."""
+        """See `ProbeState.with_past_probes`."""
         self.exchange.share(probes, probes=probes)
         self.exchange.catch_up()
         return self._last("probes", seen)
 
     def before(self, u: Tensor) -> Tensor:
-        """As `TailState.before`."""
+        """See `TailState.before`."""
         reach = 0 if self.tail is None else self.tail.shape[1]
         if not reach:
             return u[:, :0]
@@ -93,14 +93,14 @@ class GatheredState(KeyValueState):
         return torch.cat([begin, *self._earlier("tail", u)], 1)[:, -reach:]
 
     def advance(self, sums: Tensor) -> Tensor:
-        """As `CumulativeState.advance`."""
+        """See `CumulativeState.advance`."""
         own = self.exchange.share(sums, phases=sums[:, -1:])
         return sum(self._earlier("phases", sums), own)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, scale: float, sums: Tensor | None, plan: Plan
     ) -> Tensor:
-        """As `PaTHState.attend`."""
+        """See `PaTHState.attend`."""
         part = path_part(q, k, v, w, beta, scale, sums, plan)
         given = {} if sums is None else {"sums": sums}
         out = self.exchange.share(part.out, keys=part.keys, values=v, products=part.product, **given)
@@ -110,11 +110,11 @@ class GatheredState(KeyValueState):
         return joined(part._replace(out=out), past, sums, plan)
 
     def _earlier(self, name: str, like: Tensor) -> list[Tensor]:
-        """The parts before the chunk, which has as many tokens as `like [B, T, ...]`."""
+        """The parts `name` of all earlier chunks. Each chunk has as many tokens as `like [B, T, ...]`."""
         return self.exchange.parts[name][: self.length // like.shape[1]]
 
     def _last(self, name: str, seen: int) -> Tensor:
-        """The last `seen` tokens that end with the newest chunk of this rank."""
+        """The last `seen` tokens of the parts `name`, up to the end of the newest chunk of this rank."""
         begin = self.length - seen
         parts = self.exchange.parts[name][begin // self.newest : self.length // self.newest]
         return torch.cat(parts, 1)[:, begin % self.newest :]

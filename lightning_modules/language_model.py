@@ -119,22 +119,22 @@ class LanguageModel(nn.Module):
         self.graphs, self.graphs_required = StepGraphs(self._captured_update, length, bounded), required
 
     def convert(self, conversion: Conversion) -> None:
-        """Convert a pretrained model during training. Its stages are like runs that follow each other."""
+        """Convert a pretrained model during training. AdamW and its schedule start again at each stage."""
         self.conversion = conversion
         self.starts = sorted({*self.starts, *(start for start in conversion.starts if start < self.steps)})
 
     def prepare(self, step: int) -> None:
-        """Set a conversion to its state at update `step`, in which validation before that update scores the model."""
+        """Set a conversion to its state at update `step`. Validation before that update scores this state."""
         if self.conversion is not None:
             self.conversion.apply(self.transformer, self.strength, step)
 
     @property
     def final_from(self) -> int:
-        """First step whose model evaluation can load; before it, a conversion has not ended."""
+        """First step whose checkpoint can be evaluated; before it, a conversion is still annealing the rotation."""
         return 0 if self.conversion is None else self.conversion.anneal_steps
 
     def stage(self, step: int) -> str:
-        """What update `step` learns from: a stage of a conversion, or `train` for next tokens."""
+        """The stage of update `step`: that of a conversion, or `train` for next-token prediction."""
         return "train" if self.conversion is None else self.conversion.stage(step)
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
@@ -227,7 +227,8 @@ class LanguageModel(nn.Module):
     def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Accumulate the gradients of the mean nats per target plus the auxiliary losses; returns both.
 
-        Each rank draws its own auxiliary losses. Their gradients are averaged, and those of this rank are returned.
+        Each rank draws its own auxiliary losses. Their gradients are averaged over ranks; the returned values are those
+        of this rank.
         """
         rows, length = batch["inputs"].shape
         added: dict[str, Tensor] = {}

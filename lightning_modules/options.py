@@ -145,7 +145,7 @@ class TrainerOptions(Options):
         steps: number of optimiser steps; 0 evaluates `model.pretrained` as it is.
         anneal_steps: steps over which the rotation of `model.pretrained` is replaced by the encoding; null for half of
             the steps with task=convert if the encoding can start exactly, and 0 otherwise.
-        match_steps: steps at the start that train the attention of each layer to give the outputs of that of
+        match_steps: steps at the start that train each layer's attention to match the outputs of the same layer in
             `model.pretrained`; null for a quarter of the steps with task=convert if the encoding cannot start exactly,
             and 0 otherwise.
         distil_steps: steps after these that train on the predictions of `model.pretrained`; null as for `match_steps`.

@@ -33,8 +33,8 @@ def look_inside(
     """Attention and portraits of each layer on `tokens [B, T]`.
 
     Args:
-        read: called with each layer's encoding and its attention `[B, H, T, T]` of query and key. Attention of one
-            layer is in memory at a time.
+        read: called with each layer's encoding and its attention `[B, H, queries, keys]`. Only one layer's attention is
+            in memory at a time.
 
     Returns:
         For each layer, the result of `read` and that of `Encoding.portrait`.
@@ -54,9 +54,9 @@ def look_with_keys_moved(
     """What `read` returns for each layer on `tokens [B, T]`; None for layers whose weights do not depend on keys.
 
     Args:
-        read: called with each layer's encoding and a function that returns the attention `[B, H, T, T]` for keys in the
-            order of an index `[T]`, or in their own. Only keys move: queries, values and all that an encoding computes
-            from hidden states, such as gates, stay.
+        read: called with each layer's encoding and a function. This function takes an index `[T]` that reorders the
+            keys, or None to keep their order, and returns the attention `[B, H, T, T]`. Only keys are reordered, not
+            queries, values, or anything that an encoding computes from hidden states, such as gates.
     """
 
     def look(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> T | None:
@@ -95,8 +95,8 @@ def weights(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, cont
     """Attention weights `[B, H, T, T]` of any encoding, measured with one-hot values.
 
     If the value of a token is 1 in one channel and 0 elsewhere, the output in that channel is the attention to that
-    token. D channels measure D tokens at a time; attention by rows takes values of any width, so that it computes its
-    scores only once. By default the context is that of a whole sequence.
+    token. D channels measure D tokens at a time. Encodings that compute attention by rows accept values of any
+    width, so their scores are computed only once. By default the context is that of a whole sequence.
     """
     length = v.shape[1]
     width = length if encoding.needs.rows else v.shape[3]
@@ -110,5 +110,5 @@ def weights(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, cont
 
 
 def normalised(weights: Tensor) -> Tensor:
-    """Weights `[..., T]` that sum to 1; those of URPE do not."""
+    """`weights [..., T]`, divided by their sum, which is not 1 for URPE."""
     return weights / weights.sum(-1, keepdim=True)

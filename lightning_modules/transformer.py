@@ -262,7 +262,7 @@ class Transformer(nn.Module):
     def auxiliary_losses(self, length: int) -> dict[str, Tensor]:
         """The auxiliary losses of the encoding for a step with rows of `length` tokens; none in evaluation.
 
-        Several modules with losses of one name add theirs.
+        Losses of several modules with the same name are summed.
         """
         found: dict[str, Tensor] = {}
         for module in self.position_modules if self.training else ():

@@ -1,8 +1,8 @@
-"""One layer's attention for the two chunks of a rank, which the other parts of the layer process as one row.
+"""Attention of one layer for a rank's two chunks, which the rest of the layer processes as one row.
 
-Attention to earlier tokens takes a rank longer for one of its chunks than for the other, and only the sum is the same
-on all ranks. So a rank has to compute both without waiting for other ranks in between: both chunks share their keys and
-values before either of them attends.
+The later chunk attends to more tokens and takes longer; only the total time of both chunks is equal on all ranks. A
+rank must therefore compute both without waiting for other ranks in between, so both chunks share their keys and values
+before either of them attends to earlier tokens.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from .exchange import Exchange
 
 @dataclass
 class TwoChunks(State):
-    """What a layer reads of earlier tokens, from `gathered_state`, and the context, for each of the two chunks."""
+    """The context of each chunk, and its state from `gathered_state`, which contains the tokens before the chunk."""
 
     exchange: Exchange
     states: Sequence[State]
@@ -28,9 +28,9 @@ class TwoChunks(State):
 
     @uncompiled
     def apply(self, encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        """What `encoding` returns for both chunks, one after the other, `[B, 2 * chunk, H, value_dim]`.
+        """The output of `encoding` for both chunks, concatenated: `[B, 2 * chunk, H, value_dim]`.
 
-        The other arguments hold both chunks too. Of `context`, only what the tokens carry is read.
+        All tensors given are concatenations of the two chunks. Of `context`, only `carried` is read.
         """
         chunks = zip(*(each.chunk(2, 1) for each in (x, q, k, v)), strict=True)
         carried = (None, None) if context.carried is None else context.carried.chunk(2, 1)
@@ -43,6 +43,6 @@ class TwoChunks(State):
 
         self.exchange.postponed = lambda: later.append(compute(*second))
         out = compute(*first)
-        self.exchange.catch_up()  # an encoding may share nothing
-        self.exchange.parts.clear()  # the memory of what no gradient needs
+        self.exchange.catch_up()  # in case the encoding shares nothing and so has not called it
+        self.exchange.parts.clear()  # free tensors that the backward pass does not need
         return torch.cat([out, *later], 1)

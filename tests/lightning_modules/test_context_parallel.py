@@ -153,7 +153,7 @@ def test_both_chunks_share_before_either_attends(name, monkeypatch):
 def test_states_that_ranks_cannot_exchange_are_refused(monkeypatch):
     monkeypatch.setattr(RoPE, "new_state", lambda self, batch, capacity, like: State())
     reason = unsupported(model_of("rope"), torch.device("cpu"))
-    assert reason == "ranks cannot exchange what RoPE keeps of past tokens: use another encoding, such as nope"
+    assert reason == "ranks cannot exchange the decoding state of RoPE: use another encoding, such as nope"
 
 
 def test_parts_of_a_row_are_whole_and_balanced():
