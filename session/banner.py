@@ -66,10 +66,10 @@ def several_text(settings: TrainerSettings) -> str:
 
 
 def rotation_text(encodings: Sequence[Encoding], length: int, base: float | None = None) -> str | None:
-    """How far the slowest rotation gets within `length` tokens; None without fixed frequencies per token.
+    """How far the slowest rotation turns within `length` tokens; None without fixed frequencies per token.
 
     Below one turn, its angles do not repeat within the trained length (the lower bound on the base of Liu, arXiv
-    2602.10959), and longer contexts have angles that training had not.
+    2602.10959), and longer contexts contain angles that did not occur in training.
     """
     found: dict[str, None] = {}
     for encoding in encodings:

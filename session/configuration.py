@@ -51,7 +51,7 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
 
 
 def _name_of(group: str, choice: str, target: str) -> str:
-    """The name of a group's file; that of its class if a command has replaced the class that the file names."""
+    """The name of a group's file, or of its class if the command has replaced the class named in the file."""
     file = CONFIGS / group / f"{choice}.yaml"
     if not file.exists():  # in a folder of --config-dir
         return choice
@@ -141,7 +141,7 @@ def _unknown_groups(plain: Mapping) -> Iterator[str]:
 
 
 def _of_own_class(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
-    """A block whose class a command has replaced: with the defaults of this class, without options of the other one."""
+    """A block whose class a command has replaced, with the new class's defaults and without options that it lacks."""
     try:
         by = declared(block["_target_"], group)
     except UserError:  # `_problems` reports it
@@ -269,13 +269,13 @@ def key_of(override: str) -> str:
 
 
 def with_new_keys(settings: Sequence[str]) -> list[str]:
-    """Settings in which a class that replaces that of a group may have keys of its own, which Hydra calls new."""
+    """Add `++` to the settings of groups whose class is replaced: Hydra requires it for keys that the file lacks."""
     groups = {group for group in ("domain", "encoding") if f"{group}._target_" in map(key_of, settings)}
     return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
 
 
 def refuse_unread(reads: Sequence[str], task: str, overrides: Sequence[str]) -> None:
-    """Raise UserError for a setting that a task which reads only the keys `reads` would ignore."""
+    """Raise UserError for a setting that the task would ignore, because it reads only the keys `reads`."""
     known = ("task", "trust", *reads)
     ignored = [each for each in overrides if key_of(each).split(".")[0] not in known]
     if ignored:

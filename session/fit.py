@@ -129,7 +129,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     if cuda and first:
         peak = torch.cuda.max_memory_allocated(
             settings.device
-        )  # of this session, which may have run the last steps only
+        )  # of this process, which may have run only the last steps
         run.write_manifest(peak_memory_bytes=max(peak, run.manifest.get("peak_memory_bytes", 0)))
 
 

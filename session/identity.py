@@ -1,4 +1,4 @@
-"""What of a configuration determines a run's results, and thus its name."""
+"""The part of a configuration that determines a run's results, and therefore its name."""
 
 from collections.abc import Mapping
 

@@ -16,11 +16,11 @@ from .session import Session
 
 PREFERRED = ("rope", "pope", "path")  # encodings to compare with, before the others
 PLACES = ("runs", "stores", "trust")  # settings that every later command needs too
-OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that another encoding does not share
+OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that do not carry over to a run with another encoding
 
 
 def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
-    """Commands that make sense after a run, as arguments, by what they do."""
+    """Useful commands after a run, as lists of arguments, by purpose."""
     overrides = session.overrides or ()
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
     if session.config["run"] is not None:
@@ -44,7 +44,7 @@ def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[s
     others = [name for name in dict.fromkeys((*PREFERRED, *choices_of("encoding"))) if name != names["encoding"]]
     if new := next((name for name in others if not _has_run(runs / name, session.config)), None):
         shared = [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN]
-        if "task=convert" in overrides and new != "rope":  # RoPE is what the pretrained model has
+        if "task=convert" in overrides and new != "rope":  # the pretrained model has RoPE already
             shared.append("task=convert")
         return {"train another encoding with the same settings": [f"encoding={new}", *shared]}
     seed, kept = session.config["seed"] + 1, [each for each in overrides if key_of(each) not in ("seed", "run")]
@@ -64,7 +64,7 @@ def _has_run(folder: Path, config: Mapping) -> bool:
 
 
 def _shared(config: Mapping) -> dict:
-    """What runs to be compared have in common, by key."""
+    """Settings that must be equal in two runs with different encodings, by dotted key."""
     found = dict(leaves(identity(unmatched(config))))
     return {key: value for key, value in found.items() if key.split(".")[0] != "encoding" and key not in STAGES}
 

@@ -20,7 +20,7 @@ def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transforme
     except ValueError as error:  # of a plan
         raise UserError(f"encoding.{error}") from error
     if data.several_documents:
-        two = "data.length below that of two examples"
+        two = "a data.length shorter than two examples"
         reason = f"a row can hold several documents: use data.packed=false, or {two}"
     if settings.anneal_steps + settings.match_steps + settings.distil_steps:
         reason = "models are converted on whole rows"

@@ -104,7 +104,7 @@ class Session(Command):
         """
         dtype = torch.bfloat16 if self.settings.precision == "bf16-mixed" else torch.float32
         length, before = self.data.length, None
-        if (size := self.settings.context_parallel) > 1:  # the last chunk
+        if (size := self.settings.context_parallel) > 1:  # plan for the last chunk, which sees the most tokens
             length = ContextParallel(size).chunk(length)
             before = (2 * size - 1) * length
         try:

@@ -136,7 +136,7 @@ def test_ranks_that_share_rows_have_the_losses_and_scores_of_one(tmp_path, place
 
 def test_rows_that_ranks_cannot_share_are_one_line(run):
     shared = ("trainer.accelerator=cpu", "trainer.devices=2", "trainer.context_parallel=2")
-    several = "a row can hold several documents: use data.packed=false, or data.length below that of two examples"
+    several = "a row can hold several documents: use data.packed=false, or a data.length shorter than two examples"
     for wrong, said in (
         (["data.length=64"], several),
         (["data.length=33", "encoding=seqpe"], "DigitEncoder draws positions in training, which needs whole rows"),
