@@ -43,7 +43,7 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def nearest_key(given: str, allowed: Sequence[str]) -> str:
-    """`nearest` for keys of settings, of which it compares the part after the group: `steps` means `trainer.steps`."""
+    """Like `nearest`, but compares only the part of a setting's key after the group: `steps` means `trainer.steps`."""
     group, _, name = given.rpartition(".")
     here = [key for key in allowed if key.startswith(f"{group}.")]
     for keys, cutoff in (([*here, *allowed], 0.9), (here or allowed, 0.6)):

@@ -15,7 +15,7 @@ from .terminal import PlainConsole, printable
 EVERY = 30.0
 
 Item = TypeVar("Item")
-_shown: list[object] = []  # work in progress, each part of the one before; only the innermost prints
+_shown: list[object] = []  # nested work in progress, outermost first; only the innermost prints
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from typing import Literal
 
 Theme = Literal["light", "dark", "both"]
 
-# After Okabe and Ito. The order is the one in which curves and voices take them.
+# After Okabe and Ito, in the order in which curves and voices are assigned them.
 COLOURS = {
     "blue": ("#0072b2", "#4aa8e8"),
     "vermilion": ("#d55e00", "#ff8a4a"),
