@@ -11,8 +11,8 @@ ASSETS = ROOT / "docs" / "assets"
 # The study that represents each domain, and how the README names its data.
 SHOWN = {"jsb": "jsb", "maestro": "maestro", "genome": "genome", "text": "wikitext2"}
 TITLES = {"jsb": "Bach chorales", "maestro": "piano", "genome": "human genome", "text": "Wikipedia"}
-COMPARED = {"pope", "path"}  # what the overview compares with the reference
-SAMPLED = "path"  # whose first sample it shows
+COMPARED = {"pope", "path"}  # encodings that the overview compares with the reference
+SAMPLED = "path"  # encoding whose first sample the overview shows
 
 
 def write_figures(folder: Path = ASSETS) -> list[Path]:

@@ -25,10 +25,10 @@ class Outcome:
     """What a study found.
 
     Attributes:
-        rows: of its tables, best first; none if no record can be read.
+        rows: rows of its tables, best first; empty if no record can be read.
         fails: context at which the loss of each model exceeds that at the trained length, as in `lengths_table`.
         runs: number of runs with records.
-        minutes: of training, estimated from speeds; runs that shared a device count for their part.
+        minutes: device time of training, estimated from speeds; shared devices count in proportion.
         reference: the encoding or model that others are compared with.
         solved: the table of `solved_table`, which replaces `rows` on the study's page.
     """
@@ -53,7 +53,7 @@ def measured_of(study: Study) -> list[Measured]:
 
 
 def largest(study: Study) -> int:
-    """Number of the comparison that stands for the study: the one of most models, or the first of several such."""
+    """Index of the comparison that represents the study: the one with the most models, or the first of these."""
     sizes = [len(comparison.contestants) for comparison in study.comparisons]
     return sizes.index(max(sizes))
 
@@ -72,9 +72,9 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
 
 
 def speeds_of(folder: Path) -> dict[str, float]:
-    """Tokens/s of each encoding alone on a GPU, in models of the study's size, each at its fastest.
+    """Highest measured tokens/s of each encoding, in models of the study's size without other jobs on the GPU.
 
-    There are none without `SPEEDS` in `folder`.
+    Empty if `folder` has no file `SPEEDS`.
 
     Raises:
         UserError: the file cannot be read, or has speeds with several vocabularies.

@@ -87,7 +87,7 @@ def commands(runs: Sequence[Job]) -> list[list[str]]:
     follow = ([*line.split(), *trust, f"run={paths}"] for line in first.then)
     if len(runs) == 1:
         return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
-    # A command with several runs cannot read from one which files its keys belong to.
+    # A command for several runs cannot take the names of configuration files from one of them.
     follow = ([*line, *choices_for(first.names, {key_of(each) for each in line})] for line in follow)
     return [[sys.executable, str(MAIN), "-m", *settings] for settings in (given, *follow)]
 
@@ -191,7 +191,8 @@ def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
         given = line.split()
         config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
         if task.needs != "run":
-            raise UserError(f"task={type(task).__name__.lower()} takes no finished run, as lines under then do")
+            name = type(task).__name__.lower()
+            raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
     return config
 
 

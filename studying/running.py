@@ -24,8 +24,8 @@ class Running:
     """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None.
 
     Attributes:
-        kept: number of runs whose records have been kept; the first are kept first.
-        failed: whether keeping the next failed; only `settle` tries again.
+        kept: number of runs whose records have been kept, in the order of `runs`.
+        failed: whether keeping the next run's records failed; only `settle` tries again.
     """
 
     runs: Sequence[Job]
@@ -139,7 +139,7 @@ def execute(
     finally:
         running = [each for each in running if each.process is not None]
         stop(running)
-        with ExitStack() as ending:  # an error with one does not keep the others from being called
+        with ExitStack() as ending:  # calls every callback, even if one raises
             for each in running:
                 if each.started.returncode == 0:  # it finished before it could be stopped
                     ending.callback(settle, each, jobs - 1, commit)
@@ -174,7 +174,7 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
 
 
 def keep_ended(running: Running, sharing: int, commit: str | None) -> None:
-    """Keep the results of runs whose only command has gone on to the next run. `settle` reports what goes wrong."""
+    """Keep the results of finished runs while the process trains later ones. Errors are left for `settle` to report."""
     if running.failed or len(commands(running.runs)) > 1:
         return
     for run, following in pairwise(running.runs[running.kept :]):

@@ -66,7 +66,7 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
         ),
         (
             'runs: [experiment=debug seed=0]\nthen: ["task=tune seed=1"]',
-            "task=tune seed=1: .* takes no finished run",
+            "task=tune seed=1: .* does not take a finished run",
         ),
         ("runs: [experiment=debug enoding=rope]", "experiment=debug enoding=rope: enoding: unknown key"),
         (
