@@ -118,7 +118,7 @@ def _write(
 ) -> None:
     """Write config.yaml and the weights next to the files that the domain shares."""
     kept = {key: session.config[key] for key in ("names", *GROUPS, "content", "seed")}
-    kept["encoding"] = decisive("encoding", session.config["encoding"])  # not what depends on the machine
+    kept["encoding"] = decisive("encoding", session.config["encoding"])  # without settings that depend on the machine
     save_model(transformer, str(folder / WEIGHTS))
     digests = {file.name: digest_of(file) for file in (folder / WEIGHTS, *shared)}
     kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}

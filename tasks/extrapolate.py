@@ -95,7 +95,7 @@ class Extrapolate(Task):
             done = f"{len(asked) - len(todo)} of {len(asked)} results exist already"
             session.console.print(f"{done}; delete {file} to compute them again", soft_wrap=True)
         try:
-            for form, context in todo:  # fails before hours of scoring
+            for form, context in todo:  # raises errors before hours of scoring
                 stretch_to(transformer, self._stretch(form, context, trained))
         except ValueError as error:
             group = "task" if str(error).startswith(("long_", "short_", "first_")) else "encoding"

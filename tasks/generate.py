@@ -78,7 +78,7 @@ class Generate(Task):
         given = {"samples": self.samples, "tokens": self.tokens, **settings}
         parts = [f"{key}{value}" for key, value in given.items() if value != getattr(GenerateOptions, key)]
         if self.prompt is not None:
-            prompt = Path(self.prompt).expanduser()  # the digest tells files of the same name
+            prompt = Path(self.prompt).expanduser()  # the digest distinguishes files of the same name
             parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]
         return "-".join([f"seed{self.seed}", *parts])
 

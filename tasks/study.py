@@ -79,7 +79,7 @@ class Study(Task):
             settings.append(f"trust=[{','.join(trusted())}]")
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
         before, failed = sys.maxsize, []
-        while True:  # the runs follow their searches; a search that has failed twice is left
+        while True:  # runs are planned after their searches; ends when a round completes no search
             planned = plan(folder, runs, settings)
             todo = [each for each in planned if not each.finished]
             searches = sum(isinstance(each, Searched) for each in planned)
@@ -135,6 +135,6 @@ def _check_readme() -> None:
 
 
 def _pages(readme: str, outcomes: Mapping[str, Outcome]) -> dict[Path, str]:
-    """The repository's README, whose text is `readme`, and the page of all studies, as `outcomes` make them."""
+    """The text of the repository's README, updated from `readme`, and of the page of all studies."""
     table = summary(chosen(each.rows for each in outcomes.values()))
     return {README: with_summary(readme, table), PAGE: front_page(outcomes)}

@@ -25,7 +25,7 @@ RATE = "optimizer.learning_rate"
 
 
 class Search(Train):
-    """A run of the search: trained like any other, but never tested. Its `point` are settings as text."""
+    """A run of the search: trained like any other, but never tested. `point` holds the searched settings as text."""
 
     def __init__(self, point: str):
         super().__init__(samples=0)
@@ -87,7 +87,7 @@ class Tune(Task):
         session.console.print(f"wrote {path}; to use the best, set {chosen}", soft_wrap=True)
 
     def check(self, session: Session) -> Path:
-        """The table of the results, named like the runs but without what the search varies, and without a seed.
+        """The path of the table of results, named like the runs but without the settings that vary and the seed.
 
         Raises:
             UserError: the settings of a point are invalid, several devices are used, or the table is of another kind.
