@@ -47,8 +47,8 @@ def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path)
     caption = (
         f"Increase of the loss {SOURCE} without one band of frequencies in all layers, by wavelength (positions for a "
         "full turn; a band's ends differ by a factor of 4). Left: the band's channels are not rotated, so they carry "
-        "no position: what the model uses the positions for. Right: they do not contribute to scores: position and "
-        "content. Dotted: trained length; slower channels make less than a turn. Band: lowest to highest seed."
+        "content but no position. Right: they do not contribute to scores, so both are missing. Dotted: trained "
+        "length; slower channels make less than a turn. Shaded: lowest to highest seed."
     )
     title = f"{comparison.name}: loss without bands of frequencies"
     return write_plot(figure, folder / f"{comparison.slug}-bands", rows, title, caption)

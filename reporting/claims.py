@@ -1,4 +1,4 @@
-"""What others claim of an encoding, and what the records of a study say: shown, refuted or undecided."""
+"""Published claims about encodings, and whether the records of a study show or refute them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -28,7 +28,7 @@ STYLES = tuple(
     for (light, _), dash, marker in zip(COLOURS.values(), DASHES, "os^DvPX", strict=True)
 )
 MOST = 150  # characters of a label
-METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers take instead
+METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers use instead
 FONTS = "'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
 STYLE: Any = {

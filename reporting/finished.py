@@ -105,7 +105,7 @@ class Run:
     def training_minutes(self) -> float | None:
         """Minutes of the device that training took, estimated from the speed; None if no speed was logged.
 
-        With other runs on the device, its share of them.
+        If other runs shared the device, only this run's share of the time is counted.
         """
         if self._speed is None:
             return None

@@ -14,7 +14,7 @@ from .scores import Score
 from .tables import Row
 
 NAME = 50  # characters in a line of a name
-MANY = 20  # rows from which they are closer together
+MANY = 20  # from this number of rows on, they are drawn closer together
 CAPTION = (
     "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
     "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
@@ -95,7 +95,7 @@ def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: flo
 
 
 def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:
-    """What the lines of `draw_forest` mean, those that `rows` have."""
+    """Legend entries for the kinds of lines that `draw_forest` draws for `rows`."""
     lines = {
         "both": Line2D([], [], color=BLUE, linewidth=4, label="seeds and clusters"),
         "seeds": Line2D([], [], color=VERMILION, linewidth=1.6, linestyle="--", label="seeds"),

@@ -19,7 +19,7 @@ SHARES = {
 }
 NATS = {"bands": ("plain", "unrotated", "removed")}
 QUANTILES = ("q05", "q25", "q50", "q75", "q95")
-LARGEST = 1e6  # absolute value; larger ones, such as biases of far keys, are drawn as this
+LARGEST = 1e6  # absolute value; larger ones, such as biases of distant keys, are clipped
 
 
 def read_mechanism(path: Path, legend: Legend | None = None) -> list[dict[str, str]]:

@@ -15,7 +15,7 @@ from .study import Comparison, Contestant, file_name
 
 MOST_HEADS = 1500  # in one plot: Matplotlib draws at most 2^16 pixels
 MOST_NAMED = 36  # heads, each with a label
-MANY = 1000  # crosses, from which a bitmap of them is smaller than their shapes
+MANY = 1000  # crosses; from this number on, a bitmap of them is smaller than vector shapes
 SOURCE = "in a few documents of the validation split"
 
 

@@ -36,7 +36,9 @@ def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contest
     """A forest plot of differences to the reference, next to the first bars that a model wrote.
 
     Args:
-        found: scores of several domains. titles: how to name each domain. sampled: whose first chorale is shown.
+        found: scores of several domains.
+        titles: how to name each domain.
+        sampled: the model whose first chorale is shown.
     """
     rows: list[Row] = []
     for domain, title in titles.items():

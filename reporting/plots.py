@@ -29,7 +29,7 @@ FORMS = {
 }
 # Columns of metrics.csv that are not diagnostics of an encoding.
 ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
-SMOOTHED = "train_nll"  # of one batch, so it is noisy
+SMOOTHED = "train_nll"  # drawn as a running median, because the loss of one batch is noisy
 DRAWN = 300  # points of a curve; the CSV has all of them
 WINDOW = 20  # a running median covers 1/20 of a curve
 
@@ -74,7 +74,7 @@ def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
 
 
 def cost_rows(found: Sequence[Score]) -> list[Row]:
-    """Nats/token and training FLOPs per token of each model whose FLOPs are known; none for tasks to be solved."""
+    """Nats/token and training FLOPs per token of each model with known FLOPs; none for tasks with right answers."""
     rows = []
     for score in found:
         flops = score.contestant.flops_per_token
@@ -206,7 +206,7 @@ def _curves(
     title: str,
     quantity: str,
 ) -> Plot:
-    """A panel per column of metrics.csv, all on the same scale, which a spike may leave."""
+    """A panel per column of metrics.csv, all on the same scale, which may cut off spikes."""
     rows, extents, named = [], [], {}
     figure = Figure(figsize=(9.6 if len(panels) > 1 else 7.2, 3.6), layout="constrained")
     plots = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
@@ -274,7 +274,7 @@ def over_seeds(values: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def running_median(values: Sequence[float]) -> np.ndarray:
-    """The median of each value and its neighbours, over 1/WINDOW of the curve; at the ends of those there are."""
+    """The median of each value and its neighbours, over 1/WINDOW of the curve; the ends have fewer neighbours."""
     half = len(values) // (2 * WINDOW)
     padded = np.pad(np.array(values, float), half, constant_values=np.nan)
     return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=-1)

@@ -17,8 +17,8 @@ MOST = 100  # seeds
 def seeds_needed(found: Difference, tests: int) -> int | None:
     """Seeds of each model with which a difference as large as `found` would be significant; None if above MOST.
 
-    The test is that over seeds and clusters together, at the level of Bonferroni's correction for `tests` tests. The
-    variance over seeds falls with their number, and that over clusters stays.
+    The test is that over seeds and clusters together, at the level of Bonferroni's correction for `tests` tests. More
+    seeds reduce the variance over seeds, but not the variance over clusters.
     """
     if found.seeds is None or found.clusters is None:
         return None

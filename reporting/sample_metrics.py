@@ -79,7 +79,7 @@ def metrics_table(
 
     Args:
         found: by model, the rows of each seed.
-        measures: those of the domain; None if its code is gone.
+        measures: the domain's metrics; None if its code no longer exists.
     """
     any_rows, rows = next(iter(found.values()))[0], []
     for name in metric_names(any_rows):

@@ -49,7 +49,7 @@ class Difference:
         level: the reference's score over these seeds.
         margin: margin of equivalence, in the unit of the score.
         seeds: interval for other seeds on the same documents, paired.
-        welch: the same, unpaired.
+        welch: as `seeds`, but unpaired.
         clusters: interval for other documents, for the models as trained.
         both: interval for other seeds and other documents.
         t_p: p of the paired t-test over seeds.

@@ -96,7 +96,7 @@ class Contestant:
 
     @property
     def training_minutes(self) -> float:
-        """Of all runs whose speed is known."""
+        """Sum over all runs whose speed is known."""
         return sum(run.training_minutes or 0.0 for run in self.runs.values())
 
     @property
