@@ -70,7 +70,7 @@ class Benchmark:
             if not items:
                 raise ValueError("it contains no questions")
         except DAMAGE as error:
-            raise UserError(f"{path} is damaged or of another form ({why(error)}): get the file again") from error
+            raise UserError(f"{path} is damaged or in another format ({why(error)}): get the file again") from error
         return Questions(items, form.note)
 
     def fetched(self, folder: Path) -> tuple[Form, Path] | None:

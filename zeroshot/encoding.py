@@ -20,8 +20,9 @@ def encoded(texts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
 def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer, prefixed: bool = True) -> list[Tokens]:
     """Tokens of each context and its continuation.
 
-    White space at the end of a context becomes part of the continuation. Both are encoded as one text, and the tokens
-    after as many as the context has are the continuation. An empty context becomes end of text.
+    White space at the end of a context becomes part of the continuation. Both are encoded as one text. If the context
+    by itself has n tokens, the first n are the context and the rest is the continuation. An empty context becomes end
+    of text.
 
     Args:
         prefixed: contexts begin with end of text, as documents do in training.

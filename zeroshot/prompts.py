@@ -132,7 +132,7 @@ def _copa(context: str, choices: Sequence[str], gold: int) -> Prompt:
 
 
 def _without_brackets(text: str) -> str:
-    """WikiHow's `[title]` and the like, which are artefacts, are removed."""
+    """Remove `[title]` and similar artefacts of WikiHow."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 

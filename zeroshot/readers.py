@@ -118,4 +118,4 @@ def _each(path: Path, records: Iterator[Any], prompt: Callable[[Any], Prompt], g
             done += 1
     except (*DAMAGE, RecursionError) as error:
         place = f"{path}{f', {group}' if group else ''}, record {done + 1}"
-        raise UserError(f"{place}, is damaged or of another form ({why(error)}): get the file again") from error
+        raise UserError(f"{place}, is damaged or in another format ({why(error)}): get the file again") from error
