@@ -84,7 +84,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return _parsed(path, state.st_size, state.st_mtime_ns)
 
 
-@lru_cache(maxsize=2)  # the package needs seconds for a vocabulary of usual size
+@lru_cache(maxsize=2)  # the package takes seconds to read a typical vocabulary
 def _parsed(path: Path, size: int, changed: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     try:
         from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  (optional)
@@ -92,7 +92,7 @@ def _parsed(path: Path, size: int, changed: int) -> tuple[Mapping[str, Any], Map
         raise UserError(f"{path}: GGUF files need the package gguf: pip install -e .[gguf]") from error
 
     class Reader(GGUFReader):
-        """Refuses to read beyond the end of the file, where the base class reads nothing, without end."""
+        """Refuses to read beyond the end of the file, where the base class would read empty arrays forever."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if not 0 <= int(offset) + np.dtype(dtype).itemsize * int(count) <= len(self.data):

@@ -104,7 +104,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
     for part in ("bos", "eos"):
         found = [named.get(f"{part}_token"), config.get(f"{part}_token_id")]
         found = [each.get("content") if isinstance(each, dict) else each for each in found]
-        found = [each[0] if isinstance(each, list) and each else each for each in found]  # several ends
+        found = [each[0] if isinstance(each, list) and each else each for each in found]  # several end tokens
         ends.append(found[1] if found[0] is None else found[0])
     rows = config.get("vocab_size")
     return of_tokenizer_json(read_json(file), ends, rows if type(rows) is int else 0)

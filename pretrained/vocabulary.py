@@ -58,7 +58,7 @@ def scored_pieces(
     pieces: Sequence[str], scores: Sequence[float], special: Collection[int], start: int, end: int, unknown: int,
     prefix: bool = True,
 ) -> Vocabulary:  # fmt: skip
-    """SentencePiece's BPE: of all neighbours whose concatenation is a piece, the one with the best score is merged.
+    """SentencePiece's BPE, which repeatedly merges the two neighbours whose concatenation is the best-scored piece.
 
     Args:
         pieces: spelt as in SentencePiece, with `<0x0A>` for single bytes.
@@ -107,7 +107,7 @@ def byte_level(
     """
     if splitting not in SPLITTING:
         raise ValueError(
-            f"its way of splitting text, {str(splitting)[:40]}, is unknown: set domain.tokenizer_path to the model's "
+            f"its pre-tokenizer {str(splitting)[:40]} is not supported: set domain.tokenizer_path to the model's "
             "tokenizer.json"
         )
     ids = {piece: i for i, piece in enumerate(pieces)}
@@ -143,7 +143,7 @@ def of_tokenizer_json(spec: Any, ends: Sequence[Any], rows: int = 0) -> Vocabula
     ids = {**spec["model"]["vocab"], **{token["content"]: token["id"] for token in spec.get("added_tokens", [])}}
     names = {i: name for name, i in ids.items()}
     if not all(type(i) is int and 0 <= i < 1 << 24 for i in names):
-        raise ValueError("its ids are not those of tokens")
+        raise ValueError("its token ids are not integers from 0 to 2^24 - 1")
     size = max(names) + 1
     if size < rows <= 1 << 24:
         unused = {f"<|unused_{i}|>": i for i in range(size, rows)}
