@@ -175,7 +175,7 @@ class Bearings(TemplateLM):
         return [self.codec.decode(ids) if text is None else text for ids, text in zip(drawn, texts, strict=True)]
 
     def _drawn(self, tokens: torch.Tensor, how: Generation) -> Iterator[list[int]]:
-        """One token of each row at a time."""
+        """Draw tokens step by step; yields one token id per row."""
         state = self.transformer.new_state(len(tokens), tokens.shape[1] + how.tokens)
         generator = torch.Generator(self._device).manual_seed(torch.initial_seed())
         never = torch.tensor([], dtype=torch.int64, device=self._device)

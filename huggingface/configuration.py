@@ -29,7 +29,7 @@ class BearingsConfig(PretrainedConfig):
     """
 
     model_type = "bearings"
-    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # its names, see modelling.py
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]  # names of the cache; see modelling.py
 
     def __init__(
         self,

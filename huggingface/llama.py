@@ -35,12 +35,12 @@ def llama_settings(transformer: Transformer) -> dict[str, Any]:
 
 def llama_weights(transformer: Transformer) -> dict[str, Tensor]:
     """The weights of a model that `llama_settings` accepts, by their names in `LlamaForCausalLM`."""
-    # Views of fused weights would be stored whole.
+    # Clone, because some weights are views of a fused weight, which would be stored completely.
     return {name: weight.detach().contiguous().clone() for _, name, weight in places(transformer, NAMES)}
 
 
 def _differences(transformer: Transformer) -> Iterator[str]:
-    """What of a model Llama does not have, in words."""
+    """Features of the model that Llama lacks, in words."""
     settings = []
     for encoding in transformer.encodings:
         name = type(encoding).__name__
@@ -54,7 +54,7 @@ def _differences(transformer: Transformer) -> Iterator[str]:
             yield "Llama rotates queries and keys, and this model has stopped doing so (encoding.drop_after)"
         elif encoding.placing and encoding.placing["spacing"] != 1:
             spacing = encoding.placing["spacing"]
-            yield f"neighbouring tokens of Llama have a distance of 1, and this model has encoding.spacing={spacing}"
+            yield f"in Llama, neighbouring tokens have a distance of 1, and this model has encoding.spacing={spacing}"
         elif encoding.stretching is not None and encoding.stretching.form in ("power", "truncated"):
             yield f"Llama has no encoding.scaling={encoding.stretching.form}"
         settings.append((encoding.base, encoding.stretching))
