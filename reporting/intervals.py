@@ -11,6 +11,7 @@ import scipy
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2  # probability beyond each end of an interval
 RESAMPLES = 20_000
+ROUNDING = 1e-12  # share of a sum below which a difference of its terms is rounding
 DRAWN_AT_ONCE = 1 << 23  # resampled clusters per block; four blocks are cached
 
 
@@ -47,9 +48,10 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         size, first = weights @ sizes, residuals @ weights.T
         ratio = first / size
         # Sum of squared residuals from each resample's own ratio.
-        squares = (residuals**2) @ weights.T - 2 * ratio * ((residuals * sizes) @ weights.T)
-        squares += ratio**2 * (weights @ sizes**2)
-        error = np.sqrt(np.maximum(squares, 0) * groups / (groups - 1)) / size
+        around, own = (residuals**2) @ weights.T, ratio**2 * (weights @ sizes**2)
+        squares = around - 2 * ratio * ((residuals * sizes) @ weights.T) + own
+        squares[squares < ROUNDING * (around + own)] = 0
+        error = np.sqrt(squares * groups / (groups - 1)) / size
         drawn.append(np.divide(ratio, error, out=np.zeros_like(ratio), where=error > 0))
     return np.concatenate(drawn, -1)[..., :RESAMPLES]
 

@@ -355,3 +355,12 @@ def test_bootstrap_p_is_small_if_all_clusters_agree():
     found = difference(4 * sizes + change, np.tile(4 * sizes, (3, 1)), sizes, 0.01)
     assert found.cluster_p == pytest.approx(1 / (intervals.RESAMPLES + 1))
     assert found.equivalence_p > 0.99
+
+
+@pytest.mark.parametrize("clusters", [16, 32, 64, 100])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1.0])
+def test_resamples_without_spread_do_not_stretch_an_interval(clusters, value):
+    sums = np.zeros(clusters)
+    sums[5] = value  # absent from a third of the resamples, whose clusters are then all equal
+    low, high = cluster_interval(np.stack([sums, 3 - sums]), np.ones(clusters))
+    assert (np.abs([low, high] - np.array([value / clusters, 3 - value / clusters])) < value).all()
