@@ -108,8 +108,8 @@ def metrics_table(
         f"Means over segments of {segment}; an incomplete last segment is left out. Test pieces are cut to the number "
         "of tokens of a sample.",
         f"Intervals: over seeds with {FEWEST_SEEDS} or more of them, otherwise over samples; of the test split over "
-        f"clusters of pieces. They need at least {FEWEST_CLUSTERS} samples: task=generate task.samples=64. The "
-        "interval of a difference combines both (Zou and Donner, Stat. Med. 27, 2008).",
+        f"clusters of pieces. They need at least {FEWEST_CLUSTERS} samples that differ from the median: task=generate "
+        "task.samples=64. The interval of a difference combines both (Zou and Donner, Stat. Med. 27, 2008).",
         *([measures.note] if measures else []),
     ]
     return Table(slug, title, columns, rows, notes, with_samples=True)
@@ -144,7 +144,8 @@ def _estimate(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> Estimat
     labels = np.array([(seed, row["cluster"]) for seed, rows in enumerate(by_seed) for row in rows])
     clusters = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
     sums, sizes = by_cluster(values, clusters), by_cluster(np.ones(len(values)), clusters)
-    if effective(sizes) < FEWEST_CLUSTERS:
+    apart = np.count_nonzero(~np.isclose(sums / sizes, np.median(sums / sizes)))
+    if min(effective(sizes), apart) < FEWEST_CLUSTERS:  # a resample could contain none of the few that differ
         return Estimate(float(values.mean()), None)
     low, high = Bootstrap.of(sums, sizes).interval()
     return Estimate(float(values.mean()), (float(low), float(high)))

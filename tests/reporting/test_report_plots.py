@@ -214,6 +214,7 @@ def test_samples_are_compared_with_the_test_split(tmp_path, report):
     assert float(rope["difference_interval_high"]) == pytest.approx(1 + np.hypot(*reach))
     assert float(pope["interval_high"]) == pytest.approx(float(pope["value"]) + 4.302653 * 0.1 / 3**0.5)  # over seeds
     assert [float(row["value"]) for row in crossing] == [0.5] * 3
+    assert [row["interval_low"] for row in crossing] == ["", "0.5", ""]  # of samples that agree, there is none
     with open(folder / "plots" / "jsb-samples-seed0.csv", newline="") as file:
         drift = {(row["metric"], row["model"], row["position"]): float(row["mean"]) for row in csv.DictReader(file)}
     assert drift["polyphony", "rope", "6.0"] == pytest.approx(drift["polyphony", "rope", "2.0"] + 1)  # bars of jsb
