@@ -85,7 +85,8 @@ class Score:
             return "reference"
         if self.against is None:
             return "no reference"
-        if len(self.contestant.runs.keys() & self.against.runs.keys()) < FEWEST_SEEDS:
+        common = self.contestant.runs.keys() & self.against.runs.keys()
+        if (self.difference.pairs if self.difference else len(common)) < FEWEST_SEEDS:
             return "not enough seeds"
         if self.part:
             return "pooled"

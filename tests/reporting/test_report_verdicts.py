@@ -82,6 +82,16 @@ def test_variants_are_pooled_into_one_test(tmp_path, report):
     assert pooled["parameters"] == ""  # no single model has this cost
 
 
+def test_pooling_uses_the_seeds_that_all_settings_have(tmp_path, report):
+    runs = listed(tmp_path / "runs", "variants: [model.mlp]\nruns:\n  - encoding=rope,pope\n")
+    for override, seeds in (("model.mlp=gelu", (0, 1, 2)), ("model.mlp=swiglu", (1, 2, 3))):
+        for encoding in ("rope", "pope"):
+            for seed in seeds:
+                make_run(runs, encoding, seed, override)
+    *variants, pooled = (row for row in across(report()[0]) if row["model"] == "pope")
+    assert [row["verdict"] for row in (*variants, pooled)] == ["pooled", "pooled", "not enough seeds"]
+
+
 def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_path, report):
     for encoding, shares in {"rope": (0.5, 0.6, 0.7), "pope": (1.0, 0.99, 0.95)}.items():
         for seed, share in enumerate(shares):
