@@ -75,7 +75,8 @@ class Pretrained(Tokenizer):
         )
         found = [np.concatenate([np.array(next(encodings).ids, np.int64) for _ in each]) for each in cut]
         for document, ids in zip(documents, found, strict=True):
-            if self.lengths[ids].sum() != len(document.raw) + len(self.prefix) * bool(document.raw):
+            spelt = b"".join(map(self.pieces.__getitem__, ids.tolist()))
+            if spelt != self.prefix.encode() * bool(document.raw) + document.raw:
                 raise UserError(
                     f"{document.name}: the pretrained model's tokenizer changes this text, for example by normalising "
                     "characters, so bits per byte would be wrong: remove the document, or use another tokenizer"

@@ -64,14 +64,15 @@ def test_long_documents_are_encoded_in_pieces():
     assert ids.tolist() == tokenizer._ids(long)
 
 
-def test_a_tokenizer_that_changes_the_text_is_refused(folder, tmp_path):
+@pytest.mark.parametrize(("normalizer", "text"), [("NFC", "e\u0301"), ("Lowercase", "Abc")])
+def test_a_tokenizer_that_changes_the_text_is_refused(folder, tmp_path, normalizer, text):
     spec = json.loads((folder / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps({**spec, "normalizer": {"type": "NFC"}}))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**spec, "normalizer": {"type": normalizer}}))
     (tmp_path / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
     tokenizer = Pretrained.read(tmp_path)
     assert tokenizer.encode([document("abc")])
     with pytest.raises(UserError, match="page: the pretrained model's tokenizer changes this text"):
-        tokenizer.encode([document("e\u0301")])
+        tokenizer.encode([document(text)])
 
 
 HOSTILE = {
