@@ -1,5 +1,8 @@
 """The table of a comparison's runs: the score of each seed, with its best step and its code version."""
 
+from collections.abc import Iterator
+from typing import Any
+
 from .finished import Run
 from .study import Comparison
 from .tables import Row, Table, wrong
@@ -41,5 +44,20 @@ def _row(model: str, run: Run, comparison: Comparison) -> Row:
 
 
 def _best_step(run: Run) -> int | None:
-    validated = [row for row in run.curve if "valid_nll" in row]
+    """The best validation, as training chooses it: not before rotations are annealed away or dropped."""
+    trainer = run.config["trainer"]
+    first, steps = trainer.get("anneal_steps") or 0, trainer["steps"]
+    if shares := [*_shares(run.config["encoding"])]:
+        first = max(first, min(round(max(shares) * steps), steps - 1) + 1)
+    validated = [row for row in run.curve if "valid_nll" in row and row["step"] >= first]
     return int(min(validated, key=lambda row: row["valid_nll"])["step"]) if validated else None
+
+
+def _shares(options: Any) -> Iterator[float]:
+    """The `drop_after` of an encoding and of those in its layers."""
+    if isinstance(options, dict):
+        if (share := options.get("drop_after")) is not None:
+            yield share
+        options = list(options.values())
+    for each in options if isinstance(options, list) else ():
+        yield from _shares(each)

@@ -13,6 +13,8 @@ from report_support import make_run, records, report_task, rewritten, rows_of, u
 from scipy import stats
 
 from bearings.core.errors import UserError
+from bearings.reporting.reading import read_study
+from bearings.reporting.runs import runs_table
 from bearings.reporting.statistics import holm
 from bearings.tasks.report import Report
 
@@ -155,6 +157,22 @@ def test_runs_table_has_seed_best_step_and_code(tmp_path, report):
     ]
     for row in rows:
         assert float(row["test"]) == pytest.approx(records("rope", int(row["seed"])).nats_per_token)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "setting"),
+    [
+        ("nope", "trainer.anneal_steps=15"),
+        ("rope", "encoding.drop_after=0.5"),
+        ("pattern", "encoding.layers=[nope,{rope:{drop_after:0.5}}]"),
+    ],
+)
+def test_best_step_is_of_a_model_without_the_rotations_that_training_ends(tmp_path, encoding, setting):
+    path = make_run(tmp_path / "runs", encoding, 0, setting)
+    curve = ((5, 1.0), (10, 1.0), (15, 3.0), (20, 4.0))
+    (path / "metrics.csv").write_text("step,valid_nll\n" + "".join(f"{step},{nll}\n" for step, nll in curve))
+    (row,) = runs_table(read_study([tmp_path / "runs"]).comparisons[0]).rows
+    assert row["best_step"] == 15
 
 
 def test_published_results_apply_to_the_runs_of_their_study(tmp_path, report):

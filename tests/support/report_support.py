@@ -34,7 +34,7 @@ def records(encoding, seed, store="5" * 64, documents=DOCUMENTS, units=UNITS, co
     tokens = random.integers(200, 900, documents)
     hard = 1 + 0.2 * random.normal(size=documents)
     noise = np.random.default_rng([seed, *encoding.encode()]).normal(size=documents)
-    nats = (hard + BETTER[encoding] + 0.002 * noise + 0.0003 * noise[0]) * tokens
+    nats = (hard + BETTER.get(encoding, 0.0) + 0.002 * noise + 0.0003 * noise[0]) * tokens
     return Records(
         np.array([f"piece {i}" for i in range(documents)]),
         np.arange(documents),
