@@ -66,7 +66,7 @@ class Bearings(TemplateLM):
     Args:
         run: the run's directory; it was trained with domain=text or domain=openwebtext.
         stores: folder of the token stores; None for the run's own.
-        prefix: begin each context with end of text, as documents do in training.
+        prefix: begin each context with the token that begins documents in training.
         tokens_per_batch: maximum number of tokens per forward pass.
         device: cpu, cuda, or None for a GPU if available.
         trust: package outside this project whose classes the run's configuration may name.
@@ -111,9 +111,13 @@ class Bearings(TemplateLM):
     def eot_token_id(self) -> int:
         return self.codec.end
 
+    @property
+    def prefix_token_id(self) -> int:
+        return self.codec.start
+
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids of a text, after end of text if `add_special_tokens`, by default `prefix`."""
-        begin = [self.codec.end] if (self.prefix if add_special_tokens is None else add_special_tokens) else []
+        """Ids of a text, after the token that begins documents if `add_special_tokens`, by default `prefix`."""
+        begin = [self.codec.start] if (self.prefix if add_special_tokens is None else add_special_tokens) else []
         return [*begin, *(encoded([string], self.codec)[0].tolist() if string else ())]
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple], **_: Any) -> list[tuple[float, bool]]:
@@ -128,7 +132,7 @@ class Bearings(TemplateLM):
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Log-likelihoods of complete texts, in disjoint windows of targets with end of text before the first."""
+        """Log-likelihoods of complete texts, in disjoint windows of targets; the first begins as documents do."""
         windows, owners = [], []
         for number, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
@@ -148,7 +152,7 @@ class Bearings(TemplateLM):
         for number, request in enumerate(requests):
             context, given = request.args
             how = Generation.of(given, self.max_length - 1)
-            ids = (self.tok_encode(context) or [self.codec.end])[-(self.max_length - how.tokens) :]
+            ids = (self.tok_encode(context) or [self.codec.start])[-(self.max_length - how.tokens) :]
             groups.setdefault((len(ids), how), []).append((number, ids))
         found = [""] * len(requests)
         for (length, how), rows in groups.items():

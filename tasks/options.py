@@ -98,7 +98,7 @@ class BenchmarkOptions(Options):
             cbt_ne.
         limit: number of items of each benchmark, and of each of BLiMP's paradigms, for a quick look: results are
             printed but not saved; null for all.
-        prefix: begin each context with end of text, as documents do in training.
+        prefix: begin each context with the token that begins documents in training.
     """
 
     benchmarks: Sequence[str] | None = None

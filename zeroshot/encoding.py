@@ -21,11 +21,11 @@ def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer, prefixed: bool = T
     """Tokens of each context and its continuation.
 
     White space at the end of a context becomes part of the continuation. Both are encoded as one text. If the context
-    by itself has n tokens, the first n are the context and the rest is the continuation. An empty context becomes end
-    of text.
+    by itself has n tokens, the first n are the context and the rest is the continuation. An empty context becomes the
+    token that begins documents.
 
     Args:
-        prefixed: contexts begin with end of text, as documents do in training.
+        prefixed: contexts begin with the token that begins documents.
     """
     moved = []
     for context, continuation in pairs:
@@ -34,10 +34,10 @@ def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer, prefixed: bool = T
     wholes = [context + continuation for context, continuation in moved]
     unique = list(dict.fromkeys([*wholes, *(context for context, _ in moved if context)]))
     ids = dict(zip(unique, encoded(unique, tokenizer), strict=True))
-    end = np.array([tokenizer.end])
+    start = np.array([tokenizer.start])
     found = []
     for (context, _), whole in zip(moved, wholes, strict=True):
         before = len(ids[context]) if context else 0
-        begin = [end] if prefixed or not before else []
+        begin = [start] if prefixed or not before else []
         found.append((np.concatenate([*begin, ids[whole][:before]]), ids[whole][before:]))
     return found

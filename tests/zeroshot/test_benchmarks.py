@@ -122,6 +122,13 @@ def test_white_space_before_a_continuation_is_scored():
     assert encode_pairs([("", "c")], Bytes(), prefixed=False)[0][0].tolist() == [256]
 
 
+def test_contexts_begin_as_documents_do(monkeypatch):
+    tokenizer = Bytes()
+    monkeypatch.setattr(tokenizer, "start", 7)  # pretrained tokenizers have different ids for start and end
+    pairs = encode_pairs([("ab", "c"), ("", "d")], tokenizer)
+    assert [context.tolist() for context, _ in pairs] == [[7, 97, 98], [7]]
+
+
 def test_metrics():
     choices = Question("0", "a", (("x", " long one"), ("x", " s")), 0, (8, 1))
     other = Question("1", "b", choices.pairs, 1, (8, 1))
