@@ -11,7 +11,6 @@ from .intervals import (
     CONFIDENCE,
     Bootstrap,
     Spread,
-    cluster_errors,
     effective,
     seed_interval,
 )
@@ -131,10 +130,10 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
     paired = sums - reference
     value, level = (float(each.mean(0).sum() / sizes.sum()) for each in (paired, reference))
     found = _Analysis.of(paired, sizes)
-    squares = cluster_errors(paired.mean(-2), sizes)[2][0] ** 2
+    squares = (paired.mean(0) - value * sizes) ** 2
     most, whole = int(squares.argmax()), float(squares.sum())
     share, without = float(squares[most] / whole) if whole else 0.0, None
-    if share > DOMINANT:
+    if share > DOMINANT and found.both is not None:
         rest, left = np.delete(paired, most, -1), np.delete(sizes, most)
         again = _Analysis.of(rest, left).tests(float(rest.mean(0).sum() / left.sum()), margin)
         without = again["both_p"], again["equivalence_p"]

@@ -278,6 +278,16 @@ def test_fewer_than_ten_clusters_give_tests_over_seeds_only():
     assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(5))
+def test_a_single_cluster_gives_tests_over_seeds_only(seed):
+    sums = np.random.default_rng(seed).normal(300, 10, (2, 3, 1))
+    found = difference(*sums, np.array([77.0]), 0.1)
+    assert None not in (found.seeds, found.t_p)
+    assert found.clusters is found.both is found.both_p is None
+    assert found.deciding == (None, None)
+
+
 def test_unequal_clusters_count_as_fewer():
     sizes = np.full(40, 10.0)
     assert effective(sizes) == 40
