@@ -55,9 +55,7 @@ def exact_interval(solved: int, seeds: int) -> tuple[float, float]:
 @lru_cache
 def rates_p(one: Rate, other: Rate) -> float:
     """Two-sided p of equal solve rates, unpaired and exact (Boschloo, Statistica Neerlandica 24(1), 1970)."""
-    if one[0] == other[0] == 0 or (one[0], other[0]) == (one[1], other[1]):
-        return 1.0  # SciPy returns nan
-    table = [[solved, seeds - solved] for solved, seeds in (one, other)]
+    table = [[one[0], other[0]], [one[1] - one[0], other[1] - other[0]]]  # SciPy reads a sample in each column
     return min(1.0, float(scipy.stats.boschloo_exact(table).pvalue))
 
 

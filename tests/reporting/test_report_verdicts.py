@@ -118,6 +118,10 @@ def test_solve_rates_are_compared_with_an_exact_test():
     assert rates_p((3, 3), (0, 3)) == pytest.approx(2 / 64)  # at a solve rate of one half, the least favourable
     assert rates_p((5, 5), (0, 5)) == pytest.approx(2 / 1024)
     assert rates_p((1, 3), (0, 3)) > 0.5
+    assert rates_p((2, 3), (0, 3)) == pytest.approx(14 / 64)  # 7 of 64 outcomes are as extreme, on either side
+    rate = np.linspace(0, 1, 10_001)
+    as_extreme = rate**3 * ((1 - rate) ** 5 + 5 * rate * (1 - rate) ** 4)  # all of 3, and at most one of 5
+    assert rates_p((3, 3), (1, 5)) == pytest.approx(2 * as_extreme.max(), rel=1e-3)
     assert rates_p((0, 3), (0, 5)) == rates_p((3, 3), (4, 4)) == 1
     assert exact_interval(3, 3) == (pytest.approx(0.025 ** (1 / 3)), 1)
 
