@@ -176,30 +176,29 @@ def lengths_table(
         perplexity: show exp(nats/token) instead.
     """
     shape, quantity = ("{:.2f}", "Perplexity, exp(nats/token),") if perplexity else ("{:.4f}", "Nats/token")
-    rows, contexts, left_out = [], {}, []
+    rows, contexts, left_out, curves_of = [], {}, [], []
     for model, seeds in found.items():
         shown = forms_of_all(seeds)
         left_out += [f"{model}, {form}" for form in forms_of([*chain(*seeds)]) if form not in shown]
         for form in shown:
             curves = [nats_by_context(seed, form) for seed in seeds]
-            trained = seeds[0][0]["trained"]
             shared = sorted(set.intersection(*(set(curve) for curve in curves)))
             contexts |= dict.fromkeys(shared)
             if partly := set.union(*(each := contexts_of(seeds, form))) - set.intersection(*each):
                 left_out.append(f"{model}, {form} in contexts of {', '.join(f'{at:,}' for at in sorted(partly))}")
-            fails = [failure_point({context: curve[context] for context in shared}, trained) for curve in curves]
+            curves_of.append([{context: curve[context] for context in shared} for curve in curves])
             row = {"model": model, "stretch": form, "seeds": len(seeds)}
             means = {context: float(np.mean([curve[context] for curve in curves])) for context in shared}
-            row |= {f"at_{context}": math.exp(mean) if perplexity else mean for context, mean in means.items()}
-            rows.append(
-                row
-                | {
-                    "rise": _rise([100 * (curve[shared[-1]] / curve[trained] - 1) for curve in curves]),
-                    "fails": ", ".join(
-                        "never" if at is None else f"{at:,}" for at in sorted(set(fails), key=lambda at: at or 10**12)
-                    ),
-                }
-            )
+            rows.append(row | {f"at_{at}": math.exp(mean) if perplexity else mean for at, mean in means.items()})
+    any_row, longest = next(iter(found.values()))[0][0], max(contexts)
+    trained = any_row["trained"]
+    for row, curves in zip(rows, curves_of, strict=True):
+        reached = max(curves[0])
+        held = "never" if reached == longest > trained else f"not up to {reached:,}"
+        if held == "never":
+            row["rise"] = _rise([100 * (curve[longest] / curve[trained] - 1) for curve in curves])
+        fails = {failure_point(curve, trained) for curve in curves}
+        row["fails"] = ", ".join(f"{at:,}" if at else held for at in sorted(fails, key=lambda at: at or math.inf))
     columns = {
         "model": ("model", str),
         "stretch": ("stretch", str),
@@ -208,7 +207,6 @@ def lengths_table(
         "rise": ("change at the longest, %", str),
         "fails": ("fails at", str),
     }
-    any_row = next(iter(found.values()))[0][0]
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
     beyond = any(row["beyond"] for row in tabled)
     which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
@@ -221,6 +219,8 @@ def lengths_table(
         "Change at the longest: of nats/token in the longest context, relative to the trained length, with its "
         "95 % interval over seeds.",
     ]
+    if any("not up to" in row["fails"] for row in rows):
+        notes.append("Not up to: it does not fail so far, and longer contexts were not scored.")
     if left_out:
         notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
     return Table(slug, title, columns, rows, notes, folded=len(rows) > FOLDED)

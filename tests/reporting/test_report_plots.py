@@ -16,6 +16,7 @@ from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
 from bearings.reporting import forest, plots
 from bearings.reporting.forest import edge_of
+from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
@@ -254,6 +255,19 @@ def test_failure_point_uses_contexts_of_every_seed_and_names_the_others(tmp_path
     assert (plain["fails"], yarn["fails"]) == ("128", "never")
     line = "not scored every seed: rope, none in contexts of 16, 48, 64; rope, yarn in contexts of 48, 64."
     assert line in (folder / "report.md").read_text()
+
+
+def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(tmp_path):
+    for encoding, contexts in (("rope", (16, 32)), ("pope", (16, 32, 64, 128)), ("nope", (16, 32, 64))):
+        lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, worse=0, forms=("none",))
+    found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
+    table = lengths_table(found, "")
+    assert {row["model"]: row["fails"] for row in table.rows} == {
+        **{"rope": "not up to 32", "nope": "not up to 64", "pope": "never"}
+    }
+    assert [row["model"] for row in table.rows if row.get("rise")] == ["pope"]
+    assert holding(table) == "Models that never fail without extensions, 1 of 3: pope."
+    assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
 
 
 def test_positions_of_all_models_are_drawn_in_one_context(tmp_path, report):
