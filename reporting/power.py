@@ -34,7 +34,7 @@ def seeds_needed(found: Difference, tests: int) -> int | None:
 
 def needed_sentence(found: Sequence[Score]) -> str | None:
     """The sentence about the seeds that the undecided differences of a study need; None if there are none."""
-    tests = sum(score.p is not None for score in found)
+    tests = sum(score.holm_p is not None for score in found)  # without the parts of pooled differences
     needed = {
         name_of(score, score.contestant): seeds_needed(score.difference, tests)
         for score in sorted(found, key=lambda score: score.nats.value)

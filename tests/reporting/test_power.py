@@ -50,13 +50,20 @@ def score(name, found, verdict="undecided"):
     comparison = SimpleNamespace(chosen=[contestant])
     nats = SimpleNamespace(value=2 + found.value)
     return SimpleNamespace(
-        contestant=contestant, comparison=comparison, nats=nats, difference=found, verdict=verdict, p=0.2
+        contestant=contestant,
+        comparison=comparison,
+        nats=nats,
+        difference=found,
+        verdict=verdict,
+        p=0.2,
+        holm_p=None if verdict == "pooled" else 0.2,
     )
 
 
 def test_sentence_names_the_seeds_best_first():
     small, large = simulated(0.0001, 5), simulated(0.01, 5)
     found = [score("pope", large), score("path", small), score("fox", large, "lower")]
+    found += [score("fox", large, "pooled")] * 50  # not tested themselves
     seeds = seeds_needed(large, 3)
     sentence = needed_sentence(found)
     assert sentence.endswith(f": pope {seeds}; more than {MOST}, or a larger test set, for 1 encoding.")
