@@ -60,7 +60,7 @@ class Domain(ABC):
             About a quarter of the smallest difference that papers report on such data.
         solved: minimum accuracy at which a run counts as having solved the task; None if there are no right or wrong
             answers. If set, encodings are compared by the number of seeds that solve the task, not by nats.
-        chance: accuracy of guessing, if `solved` is set.
+        chance: accuracy of guessing, if `solved` is set and `chance_with` is not overridden.
         measures: metrics for comparing samples with the test split; None if there are none.
     """
 
@@ -86,6 +86,11 @@ class Domain(ABC):
     @abstractmethod
     def options(self) -> Mapping[str, Any]:
         """All settings that determine the contents of the store: source and its hash, tokenizer, quantisation."""
+
+    @classmethod
+    def chance_with(cls, options: Mapping[str, Any]) -> float:
+        """Accuracy of guessing with these settings of the domain, for tasks in which it depends on them."""
+        return cls.chance
 
     def content(self) -> dict[str, Any]:
         """`options` as read from JSON, with lists instead of tuples, for comparison with a manifest."""

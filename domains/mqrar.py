@@ -1,5 +1,6 @@
 """MQRAR-N-back: recall the N-th last value of a variable that is assigned repeatedly."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ class MQRAR(GeneratedDomain):
 
     name = "mqrar"
     solved = 0.99  # a lookup without noise, hundreds of times per example
-    chance = 1 / 32  # for the default number of values
+
+    @classmethod
+    def chance_with(cls, options: Mapping[str, Any]) -> float:
+        return 1 / options.get("values", MQRAROptions.values)
 
     def __init__(self, **options: Any):
         given = MQRAROptions(**options)

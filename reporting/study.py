@@ -184,7 +184,7 @@ class Comparison:
         """
         if self.solved is None:
             raise ValueError(f"{self.domain} has no right or wrong answers")
-        return (self._domain.chance + self.solved) / 2
+        return (self._domain.chance_with(self.any_run.config["domain"]) + self.solved) / 2
 
     @property
     def margin(self) -> float:

@@ -8,6 +8,7 @@ import pytest
 from report_support import make_run, records, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
+from bearings.reporting.reading import read_study
 from bearings.reporting.solving import exact_interval, rates_p, take_off
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -112,6 +113,14 @@ def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_pat
         assert not {"interval_low", "difference", "difference_interval_low"} & rows["pope"].keys()
     assert not list(folder.glob("tables/*-differences.csv"))
     assert "Solved: at least 99.9 % of the answers are right." in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("values", [2, 32])
+def test_half_way_depends_on_the_number_of_answers(tmp_path, values):
+    given = {"domain": "mqrar", "units": ("answer",), "correct": 0.5}
+    make_run(tmp_path / "runs", "rope", 0, f"domain.values={values}", **given)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert comparison.half_way == pytest.approx((1 / values + 0.99) / 2)
 
 
 def test_solve_rates_are_compared_with_an_exact_test():
