@@ -25,7 +25,7 @@ from ..core.errors import UserError
 from ..domains.text import Text
 from ..lightning_modules.likelihood import continuation_nats
 from ..lightning_modules.sampling import draw
-from ..session.configuration import one_line_errors
+from ..session.explaining import one_line_errors
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.trust import trusting

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..domains.records import Records
-from ..session.configuration import choices_of
+from ..session.overrides import choices_of
 from ..session.run_directory import RunDirectory
 from .record import add_commit, source, write_rows
 

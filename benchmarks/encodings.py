@@ -22,7 +22,9 @@ from torch import Tensor
 from ..encodings.base import Encoding
 from ..encodings.contract.context import Context
 from ..encodings.families.carrying import CarryingEncoding
-from ..session.configuration import CONFIGS, build, choices_of
+from ..session.configuration import build
+from ..session.overrides import choices_of
+from ..session.settings import CONFIGS
 from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS
 from .sweep import allow_recompiling, sweep, sweep_arguments

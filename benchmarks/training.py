@@ -32,8 +32,10 @@ from torch import Tensor, nn
 from ..lightning_modules.cost import peak_flops
 from ..lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from ..lightning_modules.language_model import LanguageModel
-from ..session.configuration import CONFIGS, choices_of, resolve
+from ..session.configuration import resolve
+from ..session.overrides import choices_of
 from ..session.session import build_transformer
+from ..session.settings import CONFIGS
 from .record import add_commit, source, write_rows
 from .sweep import allow_recompiling
 

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ..core.options import REQUIRED, Option, options_of
-from ..session.configuration import as_typed, choices_of
+from ..session.overrides import as_typed, choices_of
 from ..session.settings import CONFIGS, GIVEN, OWN, Settings, declared
 from ..session.trust import located
 from .markdown import Open, table, write

@@ -16,7 +16,8 @@ from ..encodings.base import Encoding
 from ..encodings.contract.state import State
 from ..encodings.families.inputs import InputEncoding
 from ..encodings.pattern import PATTERNS, LayerPattern
-from ..session.configuration import build, choices_of
+from ..session.configuration import build
+from ..session.overrides import choices_of
 from ..session.settings import CONFIGS, declared
 from .components import target_of
 

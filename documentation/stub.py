@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..session.configuration import choices_of
+from ..session.overrides import choices_of
 from .components import target_of
 
 STUB = Path(__file__).parent.parent / "encodings" / "__init__.pyi"

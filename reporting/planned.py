@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from ..core.checked_files import DAMAGE, read_csv, why
 from ..core.errors import UserError, nearest, one_line
 from ..core.plain_yaml import read_yaml
-from ..session.configuration import explain
+from ..session.explaining import explain
 from ..session.identity import INCIDENTAL
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.packed_paths import PackedPath
 from ..domains.base import Domain, Measures
-from ..session.configuration import as_typed
+from ..session.overrides import as_typed
 from ..session.trust import GoneError, located
 from .finished import MLP, RATE, Listed, Run
 

@@ -20,16 +20,10 @@ from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
 from .command import Command
-from .configuration import (
-    CONFIGS,
-    asked,
-    one_line_errors,
-    refuse_no_choice,
-    refuse_unknown_flags,
-    refuse_unread,
-    trusted_by,
-    with_new_keys,
-)
+from .configuration import asked, trusted_by
+from .explaining import one_line_errors
+from .overrides import refuse_no_choice, refuse_unknown_flags, refuse_unread, with_new_keys
+from .settings import CONFIGS
 from .trust import trusting
 
 

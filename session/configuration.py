@@ -1,32 +1,19 @@
 """Builds objects from a Hydra configuration, and reports every mistake in one line before anything is built."""
 
-import json
 import os
-import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from ..core import stopping
-from ..core.errors import UserError, explain_os_error, nearest, nearest_key, one_line, several, shortened
+from ..core.errors import UserError, nearest, several, shortened
 from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
-from ..core.terminal import printable
+from .overrides import choices_of, key_of, refuse_hidden_choices
 from .pretrained import start_from_pretrained
 from .settings import CONFIGS, GIVEN, Settings, declared, options_for
 from .trust import KINDS, GoneError, located
 
-NO_MEMORY = re.compile("out of memory|can't allocate memory")
 NAMED = ("domain", "encoding", "model")  # groups whose file names are part of a run's path
 
 
@@ -245,174 +232,3 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
         # Sizes of an encoding are keys of the model.
         owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group
         raise UserError(f"{owner}.{error}") from error
-
-
-def refuse_hidden_choices(overrides: Sequence[str]) -> None:
-    """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden."""
-    given = dict(each.split("=", 1) for each in overrides if "=" in each)
-    file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
-    if not file.exists():
-        return
-    sets = cast("DictConfig", OmegaConf.load(file))
-    for group in ("model", "domain"):
-        if group in given and isinstance(block := sets.get(group), DictConfig):
-            keys = ", ".join(f"{group}.{key}" for key in block)
-            raise UserError(
-                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave out one of the "
-                "two, or override single keys"
-            )
-
-
-def key_of(override: str) -> str:
-    """The key of a command-line setting: `domain.path` for `++domain.path=FILE`."""
-    return override.lstrip("+~").split("=")[0]
-
-
-def with_new_keys(settings: Sequence[str]) -> list[str]:
-    """Add `++` to the settings of groups whose class is replaced: Hydra requires it for keys that the file lacks."""
-    groups = {group for group in ("domain", "encoding") if f"{group}._target_" in map(key_of, settings)}
-    return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
-
-
-def refuse_unread(reads: Sequence[str], task: str, overrides: Sequence[str]) -> None:
-    """Raise UserError for a setting that the task would ignore, because it reads only the keys `reads`."""
-    known = ("task", "trust", *reads)
-    ignored = [each for each in overrides if key_of(each).split(".")[0] not in known]
-    if ignored:
-        allowed = ", ".join(["task.*", "trust", *reads])
-        raise UserError(f"{ignored[0]}: task={task} does not read this setting; it reads {allowed}")
-
-
-def choices_of(group: str) -> list[str]:
-    """Names of the files in `configs/group`."""
-    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
-
-
-def refuse_unknown_flags(arguments: Sequence[str]) -> None:
-    """Raise UserError for a flag that Hydra does not accept, or not with this value."""
-    parser = get_args_parser()
-
-    def refuse(message: str) -> NoReturn:
-        raise UserError(
-            f"{message}: write settings as key=value, such as trainer.steps=100 (see python main.py --help)"
-        )
-
-    parser.error = refuse
-    known, unknown = parser.parse_known_args(arguments)
-    if known.resolve and not (known.cfg or known.help):
-        refuse("--resolve: it needs --cfg job")
-    if flags := [argument for argument in unknown if argument.startswith("-")]:
-        refuse(f"{flags[0]}: unknown flag")
-
-
-def refuse_no_choice(arguments: Sequence[str]) -> None:
-    """Raise UserError for a group without a file, such as `experiment=null`."""
-    for argument in arguments:
-        group, is_setting, name = key_of(argument), "=" in argument, argument.partition("=")[2]
-        if is_setting and name in ("", "null") and (allowed := choices_of(group)):
-            raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
-
-
-def explain(error: Exception) -> str | None:
-    """One line for errors of Hydra and OmegaConf and for lack of memory; None for other errors."""
-    if isinstance(error, OverrideParseException):
-        if "=" not in str(error.override):
-            return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
-        quoted = as_setting(*error.override.split("=", 1))
-        return f'{error.override}: cannot be parsed; put a value with special characters in quotes: "{quoted}"'
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
-        return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
-    if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # from submitit, which looks for srun
-        return (
-            "hydra/launcher=submitit_slurm: srun was not found: start the sweep on a SLURM login node, or leave out "
-            "hydra/launcher"
-        )
-    if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if name.startswith("submitit"):
-            return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
-        return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
-    if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
-        key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
-        if key == "encoding.window":
-            return (
-                f"{key}: this encoding attends to all tokens, or sets windows in encoding.layers: set them there, or "
-                "use another encoding"
-            )
-        keys = sorted(_keys_of(_defaults()))
-        command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
-        allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
-        if not allowed and key.startswith("task."):
-            return f"{key}: unknown key; this task has no options: leave it out"
-        others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
-        return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
-    if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
-        key, _, values = found[1].partition("=")
-        return f"{found[1]}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return " ".join(str(error).split())
-    return None
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Print errors as one line and exit with a non-zero status. BEARINGS_TRACEBACK=1 shows the traceback instead."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        stopping.say()
-        sys.exit(stopping.STATUS)
-    except BrokenPipeError:  # the reader of the output has ended, as in `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
-        sys.exit(1)
-    except Exception as error:
-        if stopping.interrupted():
-            stopping.say()
-            sys.exit(stopping.STATUS)
-        kind = error if isinstance(error, UserError) else UserError
-        if isinstance(error, UserError):
-            line = str(error)
-        else:
-            # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
-            line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
-        if line is None or os.environ.get("BEARINGS_TRACEBACK"):
-            raise
-        print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
-        sys.exit(kind.exit_status)
-
-
-def as_typed(value: Any) -> str:
-    """A value as written on the command line: `null`, `true`, `[0.9, 0.99]`, or plain text."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def as_setting(key: str, value: Any) -> str:
-    """`key=value` as Hydra reads it, with quotes around text or a path that Hydra would not read as such."""
-    if not isinstance(value, str | Path):
-        return f"{key}={as_typed(value)}"
-    plain, text = f"{key}={value}", str(value)
-    with suppress(HydraException):
-        if OverridesParser.create().parse_override(plain).value() == text:
-            return plain
-    escaped = text.replace("'", r"\'")
-    return f"{key}='{escaped}'"
-
-
-def _given_choices() -> list[str]:
-    pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
-    return [f"{key}={value}" for key, value in pairs if value in choices_of(key)]
-
-
-def _defaults() -> DictConfig:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("config", overrides=_given_choices())
-
-
-def _keys_of(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in config:
-        if not str(key).startswith("_"):
-            yield f"{prefix}{key}"
-        child = config._get_node(key)
-        if isinstance(child, DictConfig):
-            yield from _keys_of(child, f"{prefix}{key}.")

@@ -9,7 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from ..core.about import MECHANISMS
 from ..core.errors import UserError
 from ..core.options import REQUIRED, Option, options_of
-from .configuration import as_typed, choices_of, trusted_by
+from .configuration import trusted_by
+from .overrides import as_typed, choices_of
 from .settings import GIVEN, Settings, declared, mechanism_of
 from .trust import KINDS, trusting
 

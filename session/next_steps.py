@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import UserError
-from .configuration import as_setting, choices_of, key_of
 from .identity import STAGES, identity
 from .matching import unmatched
+from .overrides import as_setting, choices_of, key_of
 from .run_directory import RunDirectory, leaves
 from .session import Session
 

@@ -13,7 +13,8 @@ from ..core.errors import several, shortened
 from ..core.options import options_of, type_problem
 from ..core.plain_yaml import read_yaml
 from ..lightning_modules.options import DataOptions, EvaluationOptions
-from .configuration import NAMED, choices_of
+from .configuration import NAMED
+from .overrides import choices_of
 from .settings import CHOSEN, CONFIGS, Settings
 from .trust import KINDS
 

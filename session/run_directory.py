@@ -21,12 +21,14 @@ from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserErro
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import written_whole
-from .configuration import CONFIGS, NAMED, as_typed, choices_of, key_of, refuse_problems
+from .configuration import NAMED, refuse_problems
 from .identity import INCIDENTAL, identity
 from .manifest import manifest_text, read_manifest
+from .overrides import as_typed, choices_of, key_of
 from .provenance import git_state
 from .run_config import GROUPS, as_hashed, read_config, written
 from .run_files import refuse_strange_files
+from .settings import CONFIGS
 from .trust import located, refuse_untrusted
 
 # Settings that are files on the machine that made the run, by group.

@@ -16,10 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from ..core.errors import UserError
 from ..reporting.packed import packed_names
 from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed
-from ..session.configuration import CONFIGS, as_setting, asked, explain
+from ..session.configuration import asked
+from ..session.explaining import explain
 from ..session.identity import INCIDENTAL
-from ..session.run_directory import RunDirectory, choices_for, key_of
+from ..session.overrides import as_setting, key_of
+from ..session.run_directory import RunDirectory, choices_for
 from ..session.session import Session
+from ..session.settings import CONFIGS
 from .catalogue import ROOT
 from .keeping import keep_in_study
 from .searching import Searched

@@ -43,7 +43,7 @@ from ..reporting.tables import Table, as_markdown, write_csv
 from ..reporting.variants import variants_of, variants_table
 from ..reporting.zero_shot import zero_shot_tables
 from ..session.command import Command
-from ..session.configuration import choices_of
+from ..session.overrides import choices_of
 from ..session.task import Task
 from .options import ReportOptions
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..session.command import Command
-from ..session.configuration import as_setting
+from ..session.overrides import as_setting
 from ..session.run_directory import write_text
 from ..session.task import Task
 from ..session.trust import trusted

@@ -13,8 +13,8 @@ from filelock import FileLock
 from ..core.errors import DivergedError, UserError, nearest_key
 from ..domains.records import Records
 from ..reporting.tables import Row, Table, write_csv
-from ..session.configuration import as_typed
 from ..session.matching import unmatched
+from ..session.overrides import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task

@@ -27,7 +27,8 @@ from bearings.domains.base import Domain
 from bearings.domains.store import SPLITS, Store
 from bearings.kernels.attention import dispatch
 from bearings.lightning_modules.language_model import LanguageModel
-from bearings.session.configuration import CONFIGS, resolve
+from bearings.session.configuration import resolve
+from bearings.session.settings import CONFIGS
 from bearings.session.trust import trusting
 
 # Shells start background processes with SIGINT ignored, but some tests send it.

@@ -10,7 +10,7 @@ from conftest import REPOSITORY
 
 from bearings.core import stopping
 from bearings.core.errors import UserError
-from bearings.session.configuration import one_line_errors
+from bearings.session.explaining import one_line_errors
 
 LINE = "stopped: rerun the same command to resume\n"
 

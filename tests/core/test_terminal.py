@@ -12,8 +12,10 @@ from bearings.core.errors import UserError
 from bearings.core.progress import shown
 from bearings.core.terminal import PlainConsole, printable
 from bearings.reporting.tables import Table
-from bearings.session.configuration import CONFIGS, build, one_line_errors, resolve
+from bearings.session.configuration import build, resolve
+from bearings.session.explaining import one_line_errors
 from bearings.session.session import Session
+from bearings.session.settings import CONFIGS
 
 MARKUP, ESCAPES = "runs/[bold]x[/] [/] :warning:", "\x1b[2J\x1b]0;title\x07 \u202etxt.exe \udcff\r"
 

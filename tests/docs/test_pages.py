@@ -20,7 +20,7 @@ from bearings.documentation.api import public
 from bearings.documentation.components import target_of, write_components
 from bearings.documentation.markdown import paragraph
 from bearings.documentation.studies import overview, summarised
-from bearings.session.configuration import choices_of
+from bearings.session.overrides import choices_of
 from bearings.session.settings import GIVEN, OWN, Settings, declared
 from bearings.studying.catalogue import studies
 

@@ -15,7 +15,9 @@ from bearings.encodings.pope import PoPE
 from bearings.encodings.rope import RoPE
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.banner import pattern_text, rotation_text
-from bearings.session.configuration import CONFIGS, build, choices_of
+from bearings.session.configuration import build
+from bearings.session.overrides import choices_of
+from bearings.session.settings import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

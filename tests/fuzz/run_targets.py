@@ -22,7 +22,7 @@ def report(case: Path, study_file: bool = False) -> Figures:
     others: that takes most of the time.
     """
     from bearings.reporting.reading import read_study
-    from bearings.session.configuration import one_line_errors
+    from bearings.session.explaining import one_line_errors
     from bearings.tasks.report import Report
 
     out, found = case / "report", {}
@@ -100,7 +100,7 @@ def refuse_markup(out: Path) -> None:
 def _composed(arguments: tuple[str, ...]):
     from hydra import compose, initialize_config_dir
 
-    from bearings.session.configuration import CONFIGS
+    from bearings.session.settings import CONFIGS
 
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return compose("config", overrides=list(arguments), return_hydra_config=True)
@@ -115,7 +115,7 @@ def evaluate(case: Path) -> Figures:
 
     from bearings.domains.records import Records
     from bearings.session import cli
-    from bearings.session.configuration import one_line_errors
+    from bearings.session.explaining import one_line_errors
 
     (run,) = (case / "runs" / "jsb" / "pope").iterdir()
     choices = "domain=jsb", "encoding=pope", "model=small"
@@ -160,7 +160,7 @@ def load(case: Path) -> Figures:
 
 def study_list(case: Path) -> Figures:
     """A report of the study, and what its list plans; nothing is trained."""
-    from bearings.session.configuration import one_line_errors
+    from bearings.session.explaining import one_line_errors
     from bearings.studying.planning import plan
 
     found = report(case, study_file=True)

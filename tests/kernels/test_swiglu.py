@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from bearings.kernels.layers.swiglu import silu_product, silu_product_op
 from bearings.lightning_modules import blocks
 from bearings.lightning_modules.transformer import Transformer
-from bearings.session.configuration import CONFIGS, build
+from bearings.session.configuration import build
+from bearings.session.settings import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 

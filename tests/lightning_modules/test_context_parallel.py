@@ -25,7 +25,9 @@ from bearings.lightning_modules.cost import _saved_bytes, bytes_saved_by
 from bearings.lightning_modules.data_module import IGNORED, Piece, collate
 from bearings.lightning_modules.exchange import Exchange
 from bearings.lightning_modules.transformer import Transformer
-from bearings.session.configuration import CONFIGS, build, choices_of
+from bearings.session.configuration import build
+from bearings.session.overrides import choices_of
+from bearings.session.settings import CONFIGS
 
 SIZE = 2
 NAMES = [

@@ -8,7 +8,7 @@ from transformer_support import SMALL, shipped
 from bearings.encodings.base import Encoding
 from bearings.lightning_modules.cost import _extrapolated, _saved_bytes, step_seconds, training_memory
 from bearings.lightning_modules.transformer import Transformer
-from bearings.session.configuration import choices_of
+from bearings.session.overrides import choices_of
 
 
 def test_flops_are_twice_the_weights_and_the_attention():

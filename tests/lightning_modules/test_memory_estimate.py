@@ -9,7 +9,7 @@ from transformer_support import shipped
 from bearings.lightning_modules.cost import training_memory
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
-from bearings.session.configuration import choices_of
+from bearings.session.overrides import choices_of
 
 pytestmark = pytest.mark.gpu
 ROWS, LENGTH = 16, 1024

@@ -19,7 +19,7 @@ from bearings.lightning_modules.blocks import EPSILON, Block
 from bearings.lightning_modules.initialisation import INIT_STD, derive_seed
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
-from bearings.session.configuration import choices_of
+from bearings.session.overrides import choices_of
 
 every_encoding = pytest.mark.parametrize("encoding", [pytest.param(shipped(n), id=n) for n in choices_of("encoding")])
 

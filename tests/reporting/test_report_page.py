@@ -14,7 +14,8 @@ from report_support import DELTA, make_run, mechanisms
 from rich.console import Console
 
 from bearings.session.command import Command
-from bearings.session.configuration import CONFIGS, build, resolve
+from bearings.session.configuration import build, resolve
+from bearings.session.settings import CONFIGS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}

@@ -14,7 +14,7 @@ from filelock import FileLock
 from hydra.errors import MissingConfigException
 
 import bearings
-from bearings.session.configuration import explain
+from bearings.session.explaining import explain
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
 needs_canonical = pytest.mark.data(CANONICAL)

@@ -13,11 +13,13 @@ from omegaconf import OmegaConf, open_dict
 from bearings.core.errors import UserError
 from bearings.core.plain_yaml import as_yaml
 from bearings.lightning_modules.outline import outlined
-from bearings.session.configuration import CONFIGS, as_setting, as_typed, asked, choices_of, resolve
+from bearings.session.configuration import asked, resolve
 from bearings.session.identity import identity
+from bearings.session.overrides import as_setting, as_typed, choices_of
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.session.settings import CONFIGS
 
 settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 

@@ -7,8 +7,8 @@ from conftest import composed, with_encoding
 
 from bearings.core.errors import UserError
 from bearings.lightning_modules.outline import outlined
-from bearings.session.configuration import choices_of
 from bearings.session.matching import MULTIPLE, match_summary, matched
+from bearings.session.overrides import choices_of
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 

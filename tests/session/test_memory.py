@@ -7,7 +7,7 @@ import pytest
 import torch
 from command_support import run_command  # noqa: F401
 
-from bearings.session.configuration import explain
+from bearings.session.explaining import explain
 
 
 @pytest.mark.parametrize(("task", "what"), {"check": "weights", "train": "weights, gradients and moments"}.items())

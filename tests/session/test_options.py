@@ -14,7 +14,7 @@ from pydantic import Field
 
 from bearings.core.options import Count, Options, defaults_of, explanations, options_of
 from bearings.encodings.options import RoPEOptions
-from bearings.session.configuration import choices_of
+from bearings.session.overrides import choices_of
 from bearings.session.settings import CHOSEN, CONFIGS, OWN, Settings, declared
 from bearings.session.trust import KINDS, located, trusting
 

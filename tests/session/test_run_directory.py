@@ -16,9 +16,10 @@ from bearings.core.errors import UserError, explain_os_error
 from bearings.domains.records import Records
 from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.session.configuration import CONFIGS, build, resolve
+from bearings.session.configuration import build, resolve
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session, read_checkpoint
+from bearings.session.settings import CONFIGS
 
 
 def test_printing_a_finished_run_does_not_change_its_manifest(tmp_path):

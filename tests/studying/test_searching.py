@@ -11,8 +11,8 @@ from study_support import CPU, study_command  # noqa: F401
 from bearings.core.errors import UserError
 from bearings.reporting.planned import chosen_settings
 from bearings.reporting.reading import read_study
-from bearings.session.configuration import CONFIGS
 from bearings.session.session import Session
+from bearings.session.settings import CONFIGS
 from bearings.studying import planning, running
 
 SEARCH = """

@@ -4,7 +4,8 @@ from functools import partial
 
 from omegaconf import OmegaConf
 
-from bearings.session.configuration import CONFIGS, build
+from bearings.session.configuration import build
+from bearings.session.settings import CONFIGS
 
 SMALL = {"vocabulary": 11, "width": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16}
 

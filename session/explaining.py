@@ -1,0 +1,109 @@
+"""Errors of a command in one line, including those of Hydra and OmegaConf."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from ..core import stopping
+from ..core.errors import UserError, explain_os_error, nearest, nearest_key, one_line
+from ..core.terminal import printable
+from .overrides import as_setting, choices_of
+from .settings import CONFIGS
+
+NO_MEMORY = re.compile("out of memory|can't allocate memory")
+
+
+def explain(error: Exception) -> str | None:
+    """One line for errors of Hydra and OmegaConf and for lack of memory; None for other errors."""
+    if isinstance(error, OverrideParseException):
+        if "=" not in str(error.override):
+            return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
+        quoted = as_setting(*error.override.split("=", 1))
+        return f'{error.override}: cannot be parsed; put a value with special characters in quotes: "{quoted}"'
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
+        return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
+    if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # from submitit, which looks for srun
+        return (
+            "hydra/launcher=submitit_slurm: srun was not found: start the sweep on a SLURM login node, or leave out "
+            "hydra/launcher"
+        )
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        if name.startswith("submitit"):
+            return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
+        return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
+    if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
+        key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
+        if key == "encoding.window":
+            return (
+                f"{key}: this encoding attends to all tokens, or sets windows in encoding.layers: set them there, or "
+                "use another encoding"
+            )
+        keys = sorted(_keys_of(_defaults()))
+        command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
+        allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
+        if not allowed and key.startswith("task."):
+            return f"{key}: unknown key; this task has no options: leave it out"
+        others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
+        return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
+    if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
+        key, _, values = found[1].partition("=")
+        return f"{found[1]}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return " ".join(str(error).split())
+    return None
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Print errors as one line and exit with a non-zero status. BEARINGS_TRACEBACK=1 shows the traceback instead."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stopping.say()
+        sys.exit(stopping.STATUS)
+    except BrokenPipeError:  # the reader of the output has ended, as in `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
+        sys.exit(1)
+    except Exception as error:
+        if stopping.interrupted():
+            stopping.say()
+            sys.exit(stopping.STATUS)
+        kind = error if isinstance(error, UserError) else UserError
+        if isinstance(error, UserError):
+            line = str(error)
+        else:
+            # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
+            line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
+        if line is None or os.environ.get("BEARINGS_TRACEBACK"):
+            raise
+        print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
+        sys.exit(kind.exit_status)
+
+
+def _given_choices() -> list[str]:
+    pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
+    return [f"{key}={value}" for key, value in pairs if value in choices_of(key)]
+
+
+def _defaults() -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("config", overrides=_given_choices())
+
+
+def _keys_of(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        if not str(key).startswith("_"):
+            yield f"{prefix}{key}"
+        child = config._get_node(key)
+        if isinstance(child, DictConfig):
+            yield from _keys_of(child, f"{prefix}{key}.")

@@ -1,0 +1,98 @@
+"""Settings as a command line writes them: `key=value`, and which of them are refused before they are composed."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from ..core.errors import UserError
+from .settings import CONFIGS
+
+
+def key_of(override: str) -> str:
+    """The key of a command-line setting: `domain.path` for `++domain.path=FILE`."""
+    return override.lstrip("+~").split("=")[0]
+
+
+def with_new_keys(settings: Sequence[str]) -> list[str]:
+    """Add `++` to the settings of groups whose class is replaced: Hydra requires it for keys that the file lacks."""
+    groups = {group for group in ("domain", "encoding") if f"{group}._target_" in map(key_of, settings)}
+    return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
+
+
+def choices_of(group: str) -> list[str]:
+    """Names of the files in `configs/group`."""
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+def as_typed(value: Any) -> str:
+    """A value as written on the command line: `null`, `true`, `[0.9, 0.99]`, or plain text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_setting(key: str, value: Any) -> str:
+    """`key=value` as Hydra reads it, with quotes around text or a path that Hydra would not read as such."""
+    if not isinstance(value, str | Path):
+        return f"{key}={as_typed(value)}"
+    plain, text = f"{key}={value}", str(value)
+    with suppress(HydraException):
+        if OverridesParser.create().parse_override(plain).value() == text:
+            return plain
+    escaped = text.replace("'", r"\'")
+    return f"{key}='{escaped}'"
+
+
+def refuse_unknown_flags(arguments: Sequence[str]) -> None:
+    """Raise UserError for a flag that Hydra does not accept, or not with this value."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(
+            f"{message}: write settings as key=value, such as trainer.steps=100 (see python main.py --help)"
+        )
+
+    parser.error = refuse
+    known, unknown = parser.parse_known_args(arguments)
+    if known.resolve and not (known.cfg or known.help):
+        refuse("--resolve: it needs --cfg job")
+    if flags := [argument for argument in unknown if argument.startswith("-")]:
+        refuse(f"{flags[0]}: unknown flag")
+
+
+def refuse_no_choice(arguments: Sequence[str]) -> None:
+    """Raise UserError for a group without a file, such as `experiment=null`."""
+    for argument in arguments:
+        group, is_setting, name = key_of(argument), "=" in argument, argument.partition("=")[2]
+        if is_setting and name in ("", "null") and (allowed := choices_of(group)):
+            raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
+
+
+def refuse_hidden_choices(overrides: Sequence[str]) -> None:
+    """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden."""
+    given = dict(each.split("=", 1) for each in overrides if "=" in each)
+    file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
+    if not file.exists():
+        return
+    sets = cast("DictConfig", OmegaConf.load(file))
+    for group in ("model", "domain"):
+        if group in given and isinstance(block := sets.get(group), DictConfig):
+            keys = ", ".join(f"{group}.{key}" for key in block)
+            raise UserError(
+                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave out one of the "
+                "two, or override single keys"
+            )
+
+
+def refuse_unread(reads: Sequence[str], task: str, overrides: Sequence[str]) -> None:
+    """Raise UserError for a setting that the task would ignore, because it reads only the keys `reads`."""
+    known = ("task", "trust", *reads)
+    ignored = [each for each in overrides if key_of(each).split(".")[0] not in known]
+    if ignored:
+        allowed = ", ".join(["task.*", "trust", *reads])
+        raise UserError(f"{ignored[0]}: task={task} does not read this setting; it reads {allowed}")
