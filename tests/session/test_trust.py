@@ -1,10 +1,8 @@
 """What a file from elsewhere names is never imported or run: a line says what was refused and how to trust it."""
 
-import datetime
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,55 +10,20 @@ import yaml
 from command_support import run_command  # noqa: F401
 from report_support import make_run, report_task, rows_of  # noqa: F401
 from test_configuration import asked_by
+from trust_support import modules, sound_run  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.core.options import defaults_of
 from bearings.encodings.options import NoPEOptions
 from bearings.encodings.pope import PoPE
-from bearings.reporting.planned import MOST_RUNS, expanded, read_list
 from bearings.reporting.reading import read_study
 from bearings.session.identity import identity
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.trust import GoneError, located, trusting
-from bearings.studying import planning as studies
 from bearings.tasks.export import load_exported
 
-EVIL = """
-import pathlib
-pathlib.Path(__file__).with_name("marker").touch()
-def Evil(*arguments, **options): pathlib.Path(__file__).with_name("marker").touch()
-"""
-MINE = """
-from bearings.encodings.nope import NoPE
-class Mine(NoPE):
-    def __init__(
-        self, width: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None, speed: float = 0.1
-    ):
-        super().__init__(width, heads, kv_heads, head_dim, window=window)
-def function(): pass
-"""
 HOSTILE = ["os.system", "subprocess.Popen", "torch.hub.load", "evil.Evil", "bearings.session.configuration.os.system"]
-
-
-@pytest.fixture(autouse=True)
-def modules(tmp_path, monkeypatch):
-    """Modules `evil`, which leaves a marker, and `mine`, an encoding, where Python finds them; no marker is left."""
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    (folder / "evil.py").write_text(EVIL)
-    (folder / "mine.py").write_text(MINE)
-    monkeypatch.syspath_prepend(folder)
-    yield folder
-    assert not (folder / "marker").exists()
-    assert "evil" not in sys.modules
-    sys.modules.pop("mine", None)
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    """A finished run, to be copied."""
-    return make_run(tmp_path_factory.mktemp("runs"), "rope", 0)
 
 
 def hostile_run(sound, path, target, group="encoding"):
@@ -260,140 +223,6 @@ def test_an_export_of_a_trusted_package_is_read(tmp_path):
     with pytest.raises(UserError, match="contains no readable model"):  # its weights are not there
         load_exported(folder, trust=["mine"])
     assert "mine" in sys.modules
-
-
-BOMB = "a: &a [x, x]\n" + "".join(
-    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("hydra.callbacks.x._target_=os.system", "hydra: unknown key; allowed: domain, "),
-        ("+hydra.callbacks.x={_target_:evil.Evil}", "hydra: unknown key"),
-        ("hydra/launcher=evil", "hydra/launcher: unknown key"),
-        ("hydra/job_logging=evil", "hydra/job_logging: unknown key"),
-        ("hydra.run.dir=/", "hydra: unknown key"),
-        ("trust=evil", "trust: unknown key"),
-        ("encoding._target_=evil.Evil", "without keys that begin with _"),
-        ("+encoding.x._target_=evil.Evil", "without keys that begin with _"),
-        ("encoding@domain=rope", "only settings such as encoding.base=1000 are allowed"),
-        ("~encoding", "only settings such as encoding.base=1000 are allowed"),
-        ("run=here", "each line is a run to train"),
-        ("stores=here", "each line is a run to train"),
-        ("encoding=../../evil", "must be the name of a file in configs/encoding"),
-        ("encoding={_target_:evil.Evil}", "must be the name of a file in configs/encoding"),
-        ("domain.path=${oc.env:HOME}", "interpolations are not allowed"),
-        ("--config-dir=/tmp", "cannot be parsed"),
-        ("seed=range(0,100000000)", f"may have at most {MOST_RUNS:,} runs"),
-        ("seed=range(0,1,1e-30)", f"may have at most {MOST_RUNS:,} runs"),
-        ("seed=shuffle(range(0,100000000))", "remove shuffle"),
-        ("seed=range(0,1,0)", "not a valid setting"),
-        ("seed=interval(0,1)", "Can only enumerate"),
-        ("seed=range(0,300) data.batch_size=range(1,300)", f"may have at most {MOST_RUNS:,} runs"),
-        (" ".join(f"{key}=1,2" for key in "abcdefghij"), "a: unknown key"),
-        ("seed=" + "[" * 300, "seed="),
-    ],
-)
-def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, message):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0", line]}))
-    began = time.monotonic()
-    with pytest.raises(UserError, match=message) as raised:
-        read_list(tmp_path)
-    assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match=message):
-        studies.plan(tmp_path, tmp_path / "trained")
-    assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["unreadable"]
-    assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("task=evaluate hydra/launcher=evil", "hydra/launcher: unknown key"),
-        ("task=evaluate trust=evil", "trust: unknown key"),
-        ("task=evaluate run=here", "run=here"),
-        ("task=score task.files=[x] task.out=/home/x.csv", "below the current folder"),
-        ("task=score task.files=[x] task.out=a/../../x", "below the current folder"),
-        ("task=score task.files=[x] task.out=.bashrc", "below the current folder"),
-        ("--config-dir=/tmp task=evaluate", "cannot be parsed"),
-    ],
-)
-def test_what_follows_a_run_is_no_other_command(tmp_path, line, message):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], "then": [line]}))
-    with pytest.raises(UserError, match=message):
-        read_list(tmp_path)
-
-
-def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})"]}))
-    assert len(list(expanded(*read_list(tmp_path)["runs"]))) == MOST_RUNS
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})", "seed=0"]}))
-    with pytest.raises(UserError, match=f"may have at most {MOST_RUNS:,} runs"):
-        read_list(tmp_path)
-
-
-def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
-    planned = studies.Planned(["seed=0", "trust=mine"], tmp_path, tmp_path, ["task=evaluate"])
-    assert [command[2:] for command in studies.commands([planned])] == [
-        ["seed=0", "trust=mine"],
-        ["task=evaluate", "trust=mine", f"run={tmp_path}"],
-    ]
-
-
-BROKEN = {
-    "an alias": BOMB,
-    "an alias of itself": "a: &a [*a]\n",
-    "bytes": b"seed: \xff\xfe\n",
-    "NUL": b"seed: 0\x00\n",
-    "deep": "a: " + "[" * 5000,
-    "deep mappings": "".join(f"{' ' * i}a:\n" for i in range(500)),
-    "large": "a: " + "x" * (1 << 20),
-    "a tag": "!!python/object/apply:os.system [touch marker]\n",
-    "a list": "- 1\n",
-    "nothing": "",
-    "text": "seed",
-    "two documents": "seed: 1\n---\nseed: 2\n",
-}
-CHANGES = {
-    "huge": {"seed": 10**30},
-    "not a number": {"optimizer": {"learning_rate": float("nan")}},
-    "negative": {"seed": -1},
-    "true": {"seed": True},
-    "no mapping": {"encoding": "rope"},
-    "null": {"domain": None},
-    "a list of settings": {"trainer": [1]},
-    "names": {"names": ["jsb", "rope", "small"]},
-    "a name": {"names": {"domain": 3}},
-    "a path": {"names": {"domain": "../../../x"}},
-    "a type": {"trainer": {"steps": "many"}},
-    "another type": {"data": {"length": [512]}},
-    "content": {"content": None},
-    "a date": {"domain": {"path": datetime.date(2020, 1, 1)}},
-    "no text": {"domain": {1: 2}},
-    "a control character": {"domain": {"path": "\x1b[2J"}},
-    "an interpolation": {"domain": {"path": "${oc.env:HOME}"}},
-}
-
-
-def test_broken_configurations_are_a_line_each_and_the_report_goes_on(tmp_path, sound, report):
-    shutil.copytree(sound, tmp_path / "runs" / "sound")
-    for name, text in BROKEN.items():
-        path = shutil.copytree(sound, tmp_path / "runs" / name)
-        (path / "config.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    for name, change in CHANGES.items():
-        path = shutil.copytree(sound, tmp_path / "runs" / name)
-        config = yaml.safe_load((path / "config.yaml").read_text())
-        for key, value in change.items():
-            config[key] = {**config[key], **value} if isinstance(value, dict) else value
-        (path / "config.yaml").write_text(yaml.safe_dump(config))
-    began = time.monotonic()
-    folder, printed = report()
-    assert time.monotonic() - began < 30
-    lines = [line for line in printed.splitlines() if line.startswith("unreadable: ")]
-    assert len(lines) == len(BROKEN) + len(CHANGES)
-    assert set(rows_of(folder / "tables" / "jsb-test.csv")) == {"rope"}
 
 
 def test_identities_read_from_files_are_those_that_made_them(tmp_path):

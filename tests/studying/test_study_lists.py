@@ -1,0 +1,87 @@
+"""study.yaml may come from someone else: its lines set keys of runs and tasks, within bounds, and nothing else."""
+
+import time
+
+import pytest
+import yaml
+from trust_support import modules  # noqa: F401
+
+from bearings.core.errors import UserError
+from bearings.reporting.planned import MOST_RUNS, expanded, read_list
+from bearings.reporting.reading import read_study
+from bearings.studying import planning as studies
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("hydra.callbacks.x._target_=os.system", "hydra: unknown key; allowed: domain, "),
+        ("+hydra.callbacks.x={_target_:evil.Evil}", "hydra: unknown key"),
+        ("hydra/launcher=evil", "hydra/launcher: unknown key"),
+        ("hydra/job_logging=evil", "hydra/job_logging: unknown key"),
+        ("hydra.run.dir=/", "hydra: unknown key"),
+        ("trust=evil", "trust: unknown key"),
+        ("encoding._target_=evil.Evil", "without keys that begin with _"),
+        ("+encoding.x._target_=evil.Evil", "without keys that begin with _"),
+        ("encoding@domain=rope", "only settings such as encoding.base=1000 are allowed"),
+        ("~encoding", "only settings such as encoding.base=1000 are allowed"),
+        ("run=here", "each line is a run to train"),
+        ("stores=here", "each line is a run to train"),
+        ("encoding=../../evil", "must be the name of a file in configs/encoding"),
+        ("encoding={_target_:evil.Evil}", "must be the name of a file in configs/encoding"),
+        ("domain.path=${oc.env:HOME}", "interpolations are not allowed"),
+        ("--config-dir=/tmp", "cannot be parsed"),
+        ("seed=range(0,100000000)", f"may have at most {MOST_RUNS:,} runs"),
+        ("seed=range(0,1,1e-30)", f"may have at most {MOST_RUNS:,} runs"),
+        ("seed=shuffle(range(0,100000000))", "remove shuffle"),
+        ("seed=range(0,1,0)", "not a valid setting"),
+        ("seed=interval(0,1)", "Can only enumerate"),
+        ("seed=range(0,300) data.batch_size=range(1,300)", f"may have at most {MOST_RUNS:,} runs"),
+        (" ".join(f"{key}=1,2" for key in "abcdefghij"), "a: unknown key"),
+        ("seed=" + "[" * 300, "seed="),
+    ],
+)
+def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, message):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0", line]}))
+    began = time.monotonic()
+    with pytest.raises(UserError, match=message) as raised:
+        read_list(tmp_path)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=message):
+        studies.plan(tmp_path, tmp_path / "trained")
+    assert [trouble.state for trouble in read_study([tmp_path]).troubles] == ["unreadable"]
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("task=evaluate hydra/launcher=evil", "hydra/launcher: unknown key"),
+        ("task=evaluate trust=evil", "trust: unknown key"),
+        ("task=evaluate run=here", "run=here"),
+        ("task=score task.files=[x] task.out=/home/x.csv", "below the current folder"),
+        ("task=score task.files=[x] task.out=a/../../x", "below the current folder"),
+        ("task=score task.files=[x] task.out=.bashrc", "below the current folder"),
+        ("--config-dir=/tmp task=evaluate", "cannot be parsed"),
+    ],
+)
+def test_what_follows_a_run_is_no_other_command(tmp_path, line, message):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], "then": [line]}))
+    with pytest.raises(UserError, match=message):
+        read_list(tmp_path)
+
+
+def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})"]}))
+    assert len(list(expanded(*read_list(tmp_path)["runs"]))) == MOST_RUNS
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})", "seed=0"]}))
+    with pytest.raises(UserError, match=f"may have at most {MOST_RUNS:,} runs"):
+        read_list(tmp_path)
+
+
+def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
+    planned = studies.Planned(["seed=0", "trust=mine"], tmp_path, tmp_path, ["task=evaluate"])
+    assert [command[2:] for command in studies.commands([planned])] == [
+        ["seed=0", "trust=mine"],
+        ["task=evaluate", "trust=mine", f"run={tmp_path}"],
+    ]

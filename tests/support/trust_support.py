@@ -1,0 +1,41 @@
+"""Modules that tests of trust name, and a run whose copies name them."""
+
+import sys
+
+import pytest
+from report_support import make_run
+
+EVIL = """
+import pathlib
+pathlib.Path(__file__).with_name("marker").touch()
+def Evil(*arguments, **options): pathlib.Path(__file__).with_name("marker").touch()
+"""
+MINE = """
+from bearings.encodings.nope import NoPE
+class Mine(NoPE):
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None, speed: float = 0.1
+    ):
+        super().__init__(width, heads, kv_heads, head_dim, window=window)
+def function(): pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    """Modules `evil`, which leaves a marker, and `mine`, an encoding, where Python finds them; no marker is left."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "evil.py").write_text(EVIL)
+    (folder / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(folder)
+    yield folder
+    assert not (folder / "marker").exists()
+    assert "evil" not in sys.modules
+    sys.modules.pop("mine", None)
+
+
+@pytest.fixture(scope="module", name="sound")
+def sound_run(tmp_path_factory):
+    """A finished run, to be copied."""
+    return make_run(tmp_path_factory.mktemp("runs"), "rope", 0)
