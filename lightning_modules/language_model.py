@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError
+from ..encodings.options.rotation import drop_step
 from .context_parallel import ContextParallel
 from .conversion import Conversion
 from .data_module import IGNORED, documents_of
@@ -72,7 +73,7 @@ class LanguageModel(nn.Module):
         shares = {each.drop_after for each in transformer.encodings if each.drop_after is not None}
         if len(shares) > 1:
             raise ValueError(f"drop_after={max(shares)}: another layer has {min(shares)}; use the same in all layers")
-        self.drop_step = min(round(max(shares) * steps), steps - 1) if shares else steps  # first without positions
+        self.drop_step = drop_step(max(shares), steps) if shares else steps
         # Names of the auxiliary losses, in the order in which a step returns them.
         self.auxiliary_names = list(dict.fromkeys(name for m in transformer.position_modules for name in m.auxiliary))
         self.auxiliary: dict[str, Tensor] = {}

@@ -17,7 +17,7 @@ from ..core.checked_files import DAMAGE, read_csv, why
 from ..core.errors import UserError, nearest, one_line
 from ..core.plain_yaml import read_yaml
 from ..session.explaining import explain
-from ..session.identity import INCIDENTAL
+from ..session.identity import incidental
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
 from .claims import read_claims
@@ -246,10 +246,9 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
 
 def _distinguishes(key: str) -> bool:
     """Whether a setting of a line distinguishes runs; a run that was made with other settings is reused."""
-    group, _, name = key.partition(".")
-    if group in ("experiment", "task"):  # runs record an experiment's settings, not its name
+    if key.split(".")[0] in ("experiment", "task"):  # runs record an experiment's settings, not its name
         return False
-    return key in PLACED or key == "encoding.implementation" or name not in INCIDENTAL.get(group, ())
+    return key in PLACED or not incidental(key)
 
 
 def _fits(asked: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:

@@ -220,7 +220,7 @@ def _curves(
             steps = sorted(points)
             if not steps:
                 continue
-            mean, low, high = over_seeds([points[step] for step in steps]).tolist()
+            mean, low, high = _over_seeds([points[step] for step in steps]).tolist()
             smooth = column == SMOOTHED
             extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.95))))
             style, label = styles[contestant.label], wrapped(contestant.label)
@@ -263,7 +263,7 @@ def _curves(
     return write_plot(figure, stem, rows, title, caption)
 
 
-def over_seeds(values: Sequence[Sequence[float]]) -> np.ndarray:
+def _over_seeds(values: Sequence[Sequence[float]]) -> np.ndarray:
     """The mean, minimum and maximum of each element of `values`, `[3, len(values)]`."""
     found, counts = np.empty((3, len(values))), np.array([len(each) for each in values])
     for count in np.unique(counts):  # elements of equal length are reduced together

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from ..encodings.options.rotation import drop_step
 from .finished import Run
 from .study import Comparison
 from .tables import Row, Table, wrong
@@ -48,7 +49,7 @@ def _best_step(run: Run) -> int | None:
     trainer = run.config["trainer"]
     first, steps = trainer.get("anneal_steps") or 0, trainer["steps"]
     if shares := [*_shares(run.config["encoding"])]:
-        first = max(first, min(round(max(shares) * steps), steps - 1) + 1)
+        first = max(first, drop_step(max(shares), steps) + 1)
     validated = [row for row in run.curve if "valid_nll" in row and row["step"] >= first]
     return int(min(validated, key=lambda row: row["valid_nll"])["step"]) if validated else None
 

@@ -37,6 +37,15 @@ LATER = {
 STAGES = ("trainer.anneal_steps", "trainer.match_steps", "trainer.distil_steps")
 
 
+def incidental(key: str) -> bool:
+    """Whether the setting `GROUP.NAME` may differ between runs that count as the same.
+
+    A named implementation of attention distinguishes runs, although tasks can use a run with another one.
+    """
+    group, _, name = key.partition(".")
+    return key != "encoding.implementation" and name in INCIDENTAL.get(group, ())
+
+
 def identity(config: Mapping) -> dict:
     """The part of a configuration that determines a run's results, including the seed."""
     kept = {group: decisive(group, config[group]) for group in GROUPS}

@@ -18,7 +18,7 @@ from ..reporting.packed import packed_names
 from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed
 from ..session.configuration import asked
 from ..session.explaining import explain
-from ..session.identity import INCIDENTAL
+from ..session.identity import incidental
 from ..session.overrides import as_setting, key_of
 from ..session.run_directory import RunDirectory, choices_for
 from ..session.session import Session
@@ -126,9 +126,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     """
     for setting in settings:
         key = key_of(setting)
-        group, _, name = key.partition(".")
-        harmless = key in ("stores", "trust") or (name and group == "task")
-        if not harmless and (name not in INCIDENTAL.get(group, ()) or key == "encoding.implementation"):
+        if key not in ("stores", "trust") and not key.startswith("task.") and not incidental(key):
             raise UserError(
                 f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
                 "or train them with main.py"

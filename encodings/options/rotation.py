@@ -37,6 +37,11 @@ class RoPEOptions(ScalingOptions):
     drop_after: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
+def drop_step(share: float, steps: int) -> int:
+    """The first of `steps` training steps without rotation, for `RoPEOptions.drop_after=share`."""
+    return min(round(share * steps), steps - 1)
+
+
 @dataclass(frozen=True)
 class PartialRoPEOptions(RotaryOptions):
     """RoPE on some of the channels of each head; the others carry no position.
