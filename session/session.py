@@ -28,8 +28,9 @@ from .configuration import build
 from .conversion import check_start, check_vocabulary
 from .identity import decisive
 from .matching import matched
+from .overrides import key_of
 from .refusals import begun, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
-from .run_directory import RunDirectory, key_of, leaves
+from .run_directory import RunDirectory, leaves
 from .settings import declared
 from .weights import difference, read_torch_file
 
