@@ -27,12 +27,14 @@ class Listed:
         published: results reported by others, by split and encoding.
         variants: setting keys under which the study repeats the test of one hypothesis.
         searched: setting keys whose values the study has chosen for each encoding, besides the learning rate.
+        compare: setting keys whose values the study compares as it compares encodings.
     """
 
     place: Path | None = None
     published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     variants: Sequence[str] = ()
     searched: Sequence[str] = ()
+    compare: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Run:
 
     @property
     def controls(self) -> tuple[str, ...]:
-        """Keys of settings that may differ between encodings in a fair comparison."""
-        return (*CONTROLS, *self.listed.searched)
+        """Keys of settings that may differ between the models of one comparison."""
+        return (*CONTROLS, *self.listed.searched, *self.listed.compare)
 
     @property
     def published(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ from .study import MISSING, Trouble
 
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
-KEYS = ("question", "would_change", "search", "runs", "then", "published", "claims", "reference", "variants")
+KEYS = ("question", "would_change", "search", "runs", "then", "published", "claims", "reference", "variants", "compare")
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
@@ -46,7 +46,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
     `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
     or the model of the tables, to compare with. `variants` has setting keys under which one hypothesis is tested
-    repeatedly. `question` and `would_change`, what would change the answer, are text. Keys without a value are ignored.
+    repeatedly, and `compare` those whose values are compared as encodings are. `question` and `would_change`, what would
+    change the answer, are text. Keys without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets
@@ -63,7 +64,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         found = {key: value for key, value in found.items() if value is not None}
         if isinstance(found.get("search"), str):
             found["search"] = " ".join(found["search"].split())
-        for key, of in (("then", "lines"), ("variants", "keys")):
+        for key, of in (("then", "lines"), ("variants", "keys"), ("compare", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} must be a list of {of}")
         for key in ("question", "would_change", "search"):

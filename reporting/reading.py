@@ -102,7 +102,8 @@ def read_study(folders: Sequence[Path]) -> Study:
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
     entries = {} if place is None else lists.get(place, {})
-    return Listed(place, entries.get("published", {}), entries.get("variants", ()), searched_keys(entries))
+    published, variants, compare = entries.get("published", {}), entries.get("variants", ()), entries.get("compare", ())
+    return Listed(place, published, variants, searched_keys(entries), compare)
 
 
 def _study_of(path: Path, lists: Container[Path]) -> Path | None:

@@ -83,6 +83,21 @@ def test_variants_are_pooled_into_one_test(tmp_path, report):
     assert pooled["parameters"] == ""  # no single model has this cost
 
 
+def test_values_of_a_compared_setting_are_models_of_one_comparison(tmp_path, report):
+    """The default is named too, although the names of runs leave it out."""
+    lines = "compare: [model.residual_in_fp32]\nruns:\n  - model.residual_in_fp32=true,false seed=0,1,2\n"
+    runs = listed(tmp_path / "runs", lines)
+    for stream in ("true", "false"):
+        for seed in (0, 1, 2):
+            make_run(runs, "rope", seed, f"model.residual_in_fp32={stream}")
+    rows = across(report("task.reference='rope, residual_in_fp32=true'")[0])
+    assert [(row["domain"], row["model"]) for row in rows] == [
+        ("jsb", "rope, residual_in_fp32=false"),
+        ("jsb", "rope, residual_in_fp32=true"),
+    ]
+    assert [row["verdict"] for row in rows].count("reference") == 1
+
+
 def test_pooling_uses_the_seeds_that_all_settings_have(tmp_path, report):
     runs = listed(tmp_path / "runs", "variants: [model.mlp]\nruns:\n  - encoding=rope,pope\n")
     for override, seeds in (("model.mlp=gelu", (0, 1, 2)), ("model.mlp=swiglu", (1, 2, 3))):

@@ -32,6 +32,7 @@ def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(n
     monkeypatch.setattr("bearings.session.session.Session.plans", lambda self, transformer: [])  # may need a GPU
     monkeypatch.chdir(tmp_path)
     folder_with_tokenizer(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", "Once upon a time, a fox met seven owls. ")
+    (tmp_path / "books").mkdir()  # of the conversions
     folder = REPOSITORY / "studies" / name
     assert {"question", "would_change"} <= read_list(folder).keys()
     planned = planning.plan(folder, tmp_path / "runs")
