@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .drawing import BLUE, GREEN, INK, TINT, VERMILION, Plot, literal, styled, wrapped, write_plot
+from .drawing import BLUE, GREEN, INK, TINT, VERMILION, Plot, styled, wrapped, write_plot
 from .scores import Score
 from .tables import Row
 
@@ -62,8 +62,8 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     axes = figure.add_subplot()
     draw_forest(axes, rows, names, edge)
     unit = "% of its nats/token" if percent else "nats/token"
-    to = literal(rows[0]["against"]) if len(references) == 1 else "the reference"
-    axes.set_xlabel(f"difference to {to}, {unit} (lower is better)")
+    to = rows[0]["against"] if len(references) == 1 else "the reference"
+    axes.set_xlabel(wrapped(f"difference to {to}, {unit} (lower is better)", 70))
     figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
     return write_plot(figure, stem, rows, title, CAPTION)
 
