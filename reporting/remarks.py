@@ -33,7 +33,9 @@ def remarks() -> list[str]:
         "and the result changes without it.",
         "Intervals are not adjusted for the number of tests, so an interval can exclude 0 while the verdict is "
         "undecided.",
-        "Learning rates are chosen on validation for each encoding, and only the chosen ones are compared.",
+        "Learning rates are chosen on validation for each encoding, over the seeds that all its rates have, and only "
+        "the chosen ones are compared. A rate with fewer than "
+        f"{FEWEST_SEEDS} seeds is not chosen if another has enough.",
         "Tasks that a run either solves or does not solve are compared by the share of seeds that solve them, with "
         "Boschloo's exact test.",
         "Tokens/s are shown only if all runs of a comparison used the same kind of device and none is known to have "

@@ -169,6 +169,41 @@ def test_learning_rates_are_chosen_on_validation(tmp_path, report):
     assert "difference to rope, learning_rate=0.002" in (folder / "report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("seeds", "chosen"),
+    [
+        ({"1e-3": [0, 1, 2], "2e-3": [0]}, "1e-3"),
+        ({"1e-3": [1, 2], "2e-3": [0, 1, 2]}, "2e-3"),
+        ({"1e-3": [1, 2, 3], "2e-3": [0, 1, 2, 3]}, "1e-3"),
+        ({"1e-3": [1, 2], "2e-3": [0, 1]}, "1e-3"),
+        ({"1e-3": [1], "2e-3": [0]}, "2e-3"),
+    ],
+)
+def test_learning_rates_are_chosen_over_the_same_seeds(tmp_path, seeds, chosen):
+    """Seed 0 is far better than the others, and the rate 1e-3 better than 2e-3 by less."""
+    for rate in seeds:
+        for seed in seeds[rate]:
+            path = make_run(tmp_path, "rope", seed, f"optimizer.learning_rate={rate}")
+            kept = records("rope", seed)
+            factor = (0.9 if seed == 0 else 1.0) * (1.0 if rate == "1e-3" else 1.02)
+            replace(kept, nats=factor * kept.nats).save(path / "nll" / "valid.npz")
+    (comparison,) = read_study([tmp_path]).comparisons
+    (best,) = comparison.chosen
+    assert best.any_run.config["optimizer"]["learning_rate"] == float(chosen)
+
+
+def test_a_single_seed_is_not_the_reference_if_another_model_has_more(tmp_path):
+    for base, seeds, factor in ((1e4, (0, 1, 2), 1.0), (500.0, (0,), 0.9)):
+        for seed in seeds:
+            path = make_run(tmp_path, "rope", seed, f"encoding.base={base}")
+            kept = records("rope", seed)
+            replace(kept, nats=factor * kept.nats).save(path / "nll" / "valid.npz")
+    (comparison,) = read_study([tmp_path]).comparisons
+    reference = comparison.reference(comparison.contestants[0], "rope")
+    assert reference is not None
+    assert len(reference.runs) == 3
+
+
 def test_margin_comes_from_the_domain_or_the_task(tmp_path, report):
     for domain in ("jsb", "genome"):
         for encoding in ("rope", "path"):
