@@ -180,6 +180,11 @@ class Comparison:
         return self.any_run.listed
 
     @cached_property
+    def studies(self) -> frozenset[Path | None]:
+        """The folders of the studies that its runs belong to; None stands for runs of no study."""
+        return frozenset(run.listed.place for contestant in self.contestants for run in contestant.runs.values())
+
+    @cached_property
     def _domain(self) -> type[Domain]:
         try:
             return located(self.any_run.config["domain"]["_target_"], "domain")

@@ -10,6 +10,7 @@ from scipy import stats
 
 from bearings.reporting.reading import read_study
 from bearings.reporting.solving import exact_interval, rates_p, take_off
+from bearings.reporting.statistics import holm
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -60,6 +61,31 @@ def test_p_values_are_adjusted_within_each_study(tmp_path, report):
     found = differences(report()[0])
     assert len(found) == 2
     assert [row["holm_p"] for row in found] == [row["both_p"] for row in found]
+
+
+def test_studies_whose_runs_are_compared_are_adjusted_together(tmp_path, report):
+    """The first and the second study share a comparison, so that their other tests are in one family too."""
+    pair = "pope", "rope"
+    studies = {"first": {20: pair, 30: pair}, "second": {20: ["path"], 40: pair}, "third": {50: pair}}
+    for name, trained in studies.items():
+        line = "  - experiment=debug trainer.steps={} encoding={} seed=0,1,2\n"
+        lines = [line.format(steps, ",".join(encodings)) for steps, encodings in trained.items()]
+        folder = listed(tmp_path / "runs" / name, "".join(["runs:\n", *lines]))
+        for steps, encodings in trained.items():
+            for encoding in encodings:
+                for seed in (0, 1, 2):
+                    make_run(folder / "runs", encoding, seed, f"trainer.steps={steps}")
+    folder, _ = report()
+    rows = [row for row in across(folder) if row["holm_p"]]
+    assert [(row["domain"][-2:], row["model"]) for row in rows] == [
+        *(("20", model) for model in ("pope", "path")),
+        *((steps, "pope") for steps in ("30", "40", "50")),
+    ]
+    plain = {(row["model"], row["difference"]): float(row["both_p"]) for row in differences(folder)}
+    *family, alone = (plain[row["model"], row["difference"]] for row in rows)
+    assert [float(row["holm_p"]) for row in rows] == pytest.approx([*holm(family), alone])
+    note = "The runs are of the study first and the study second, whose p-values are adjusted together."
+    assert (folder / "report.md").read_text().count(note) == 1
 
 
 def test_variants_are_pooled_into_one_test(tmp_path, report):
