@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.packed_paths import PackedPath
-from ..domains.base import Domain, Measures
+from ..domains.base import Measures
 from ..session.overrides import as_typed
-from ..session.trust import GoneError, located
 from .finished import MLP, RATE, Listed, Run
 from .statistics import FEWEST_SEEDS
 
@@ -184,22 +183,15 @@ class Comparison:
         """The folders of the studies that its runs belong to; None stands for runs of no study."""
         return frozenset(run.listed.place for contestant in self.contestants for run in contestant.runs.values())
 
-    @cached_property
-    def _domain(self) -> type[Domain]:
-        try:
-            return located(self.any_run.config["domain"]["_target_"], "domain")
-        except GoneError:  # the code of a kept run's domain may have been removed
-            return Domain
-
     @property
     def measures(self) -> Measures | None:
         """The metrics of samples of the domain."""
-        return self._domain.measures
+        return self.any_run.domain.measures
 
     @property
     def solved(self) -> float | None:
         """Accuracy above which a run counts as solved; None if the domain has no right answers."""
-        return self._domain.solved
+        return self.any_run.domain.solved
 
     @property
     def half_way(self) -> float:
@@ -210,12 +202,12 @@ class Comparison:
         """
         if self.solved is None:
             raise ValueError(f"{self.domain} has no right or wrong answers")
-        return (self._domain.chance_with(self.any_run.config["domain"]) + self.solved) / 2
+        return (self.any_run.domain.chance_with(self.any_run.config["domain"]) + self.solved) / 2
 
     @property
     def margin(self) -> float:
         """Margin of equivalence in nats/token."""
-        return self._domain.margin
+        return self.any_run.domain.margin
 
     @property
     def devices(self) -> list[str]:
