@@ -101,7 +101,8 @@ def test_targets_that_see_half_of_the_context_have_a_bucket_of_their_own(store, 
     ]
     assert {row["low"] for row in rows if row["beyond"]} == {math.ceil(context / 2)}
     table = lengths_table({"rope": [rows]}, "")
-    assert any(f"before them: 100 % at {context}." in note for note in table.notes)
+    assert table.notes[0].startswith(f"Nats/token of targets with more than {context} tokens before them")
+    assert f"before them: 100 % at {context}." in table.notes[1]
 
 
 def test_a_model_without_memory_scores_the_same_under_every_context(store):
