@@ -91,6 +91,6 @@ def _lows(context: int) -> list[int]:
 def _buckets(totals: np.ndarray, lows: Sequence[int], context: int) -> Iterator[Bucket]:
     highs = [*(low - 1 for low in lows[1:]), context]
     for beyond in (0, 1):
-        for kind in np.flatnonzero(totals[0, beyond]):
+        for kind in np.flatnonzero(totals[0, beyond]).tolist():
             targets, nats = totals[:, beyond, kind]
             yield Bucket(bool(beyond), lows[kind], highs[kind], int(targets), float(nats))
