@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..encodings.base import Encoding
+from ..kernels.loss.cross_entropy import IGNORED
 from .transformer import Transformer
 
 STEP = 4  # ratio of the ends of a band's wavelengths
@@ -35,26 +36,29 @@ class Band(NamedTuple):
 
 
 @torch.inference_mode()
-def loss_by_band(model: Transformer, tokens: Tensor) -> list[Band]:
-    """Nats per token of `tokens [B, T]` without each frequency band; empty if the model does not rotate channels.
+def loss_by_band(model: Transformer, tokens: Tensor, targets: Tensor) -> list[Band]:
+    """Nats per token without each frequency band; empty if the model does not rotate channels, or nothing is scored.
 
     Stopping the rotation of a band (Oka et al., "Frequency Bands in RoPE", ICLR 2026) leaves channels that compare
     content only, which p-RoPE has from the start of training (Barbero et al., arXiv 2410.06205). The increase of the
     loss shows whether the model uses the positions in these channels. Removing the channels also shows whether it uses
     their content. The model is not retrained.
+
+    Args:
+        tokens, targets: `[B, T]` and `[B, T - 1]`, as from `sample_of`.
     """
     spectra = {encoding: turned_by(encoding) for encoding in model.encodings}
     numbers = {encoding: _numbers(spectrum) for encoding, spectrum in spectra.items() if spectrum is not None}
-    if not numbers or tokens.shape[1] < 2:
+    if not numbers or not (targets != IGNORED).any():
         return []
-    plain, found = _nats(model, tokens), []
+    plain, found = _nats(model, tokens, targets), []
     for number in sorted({int(n) for each in numbers.values() for n in each.unique() if n >= 0}):
         bands, nats = {encoding: each == number for encoding, each in numbers.items()}, []
         for changed in (_unrotated, _removed):
             with ExitStack() as stack:
                 for encoding, band in bands.items():
                     stack.enter_context(changed(encoding, band))
-                nats.append(_nats(model, tokens))
+                nats.append(_nats(model, tokens, targets))
         elements = sum(int(band.sum()) for band in bands.values())
         found.append(Band(STEP**number, STEP ** (number + 1), elements, plain, *nats))
     return found
@@ -100,6 +104,6 @@ def _removed(encoding: Encoding, band: Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def _nats(model: Transformer, tokens: Tensor) -> float:
-    nats, _ = model.token_nats(tokens[:, :-1], tokens[:, 1:])
-    return float(nats.double().mean())
+def _nats(model: Transformer, tokens: Tensor, targets: Tensor) -> float:
+    nats, _ = model.token_nats(tokens[:, :-1], targets)
+    return float(nats[targets != IGNORED].double().mean())

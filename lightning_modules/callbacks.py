@@ -130,9 +130,10 @@ class Validation(Callback):
             metrics[f"valid_bits_per_{unit}"] = bits
         if (accuracy := self.records.accuracy) is not None:
             metrics["valid_accuracy"] = accuracy
-        self._save(trainer, best=improved)
+        # Log first: a run that is killed in between validates again, and `MetricsCSV` drops the first row.
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
+        self._save(trainer, best=improved)
 
     def _save(self, trainer: Trainer, best: bool = False) -> None:
         # Write to a temporary file and rename it, so that an interrupted write never replaces a good checkpoint. Rename

@@ -1,6 +1,6 @@
 """Nats of a complete split with a given context length, grouped by the number of tokens before each target."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -48,7 +48,8 @@ def score_by_position(
     """
     device = next(model.parameters()).device
     index = store.documents(split)
-    kinds = max(1, (context - 1).bit_length())  # bucket k: 2^k to 2^(k + 1) - 1 tokens; the last has no upper end
+    lows = _lows(context)
+    kinds = len(lows)
     totals = np.zeros((2, 2, kinds))  # targets and nats, within and beyond, by bucket
     flat = totals.reshape(2, -1)  # a view
     found = windows(store, index, context, OVERLAP, period)
@@ -62,11 +63,11 @@ def score_by_position(
         nats, counted = nats.double().cpu().numpy(), (tensors["targets"] != IGNORED).numpy()
         for row, window in enumerate(batch):
             place = np.flatnonzero(counted[row])
-            bucket = np.minimum(np.log2(place + 1).astype(int), kinds - 1)
+            bucket = np.searchsorted(lows, place + 1, side="right") - 1
             beyond = (window.begin + place + 1 > trained).astype(int)
             np.add.at(flat[0], beyond * kinds + bucket, 1)
             np.add.at(flat[1], beyond * kinds + bucket, nats[row, place])
-    return [*_buckets(totals, context)]
+    return [*_buckets(totals, lows, context)]
 
 
 def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25, most: float = 16.0) -> list[int]:
@@ -79,9 +80,17 @@ def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25,
     return found[: enough + 1]
 
 
-def _buckets(totals: np.ndarray, context: int) -> Iterator[Bucket]:
+def _lows(context: int) -> list[int]:
+    """The fewest tokens of each bucket: half of the context or more, a quarter or more, and so on, in ascending order.
+
+    Targets that see half of the context are thus in a bucket of their own.
+    """
+    return sorted({-(-context // 2**power) for power in range(1, context.bit_length() + 1)})
+
+
+def _buckets(totals: np.ndarray, lows: Sequence[int], context: int) -> Iterator[Bucket]:
+    highs = [*(low - 1 for low in lows[1:]), context]
     for beyond in (0, 1):
-        for kind in np.flatnonzero(totals[0, beyond]):
+        for kind in np.flatnonzero(totals[0, beyond]).tolist():
             targets, nats = totals[:, beyond, kind]
-            high = context if kind == totals.shape[2] - 1 else 2 ** (int(kind) + 1) - 1
-            yield Bucket(bool(beyond), 2 ** int(kind), high, int(targets), float(nats))
+            yield Bucket(bool(beyond), lows[kind], highs[kind], int(targets), float(nats))

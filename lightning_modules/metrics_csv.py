@@ -17,21 +17,24 @@ class MetricsCSV(Logger):
         path: the file.
         columns: names of all metrics. Others are an error; missing ones stay empty.
         resume_step: rows after this step are dropped, as they will be written again.
+        validated_step: rows of validations after this step are dropped likewise; the one at `resume_step` may be.
     """
 
     name = version = property(lambda self: None)
 
-    def __init__(self, path: Path, columns: list[str], resume_step: int):
+    def __init__(self, path: Path, columns: list[str], resume_step: int, validated_step: int):
         super().__init__()
         self.path, self.columns = path, ["step", *columns]
-        self._begin(resume_step)
+        self._begin(resume_step, validated_step)
 
     @rank_zero_only
-    def _begin(self, resume_step: int) -> None:
+    def _begin(self, resume_step: int, validated_step: int) -> None:
         path, kept = self.path, []
         if path.exists():
             with open(path, newline="") as file:
-                kept = [row for row in csv.DictReader(file) if int(row["step"]) <= resume_step]
+                for row in csv.DictReader(file):
+                    if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step):
+                        kept.append(row)
         with written_whole(path) as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()

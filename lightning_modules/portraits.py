@@ -9,21 +9,32 @@ from torch import Tensor
 from ..domains.store import Store
 from ..encodings.base import Encoding, Portrait
 from ..encodings.contract.context import Context
+from .data_module import Piece
 from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # number of documents, and tokens of each
 T = TypeVar("T")
 
 
-def sample_of(store: Store, split: str, length: int) -> Tensor:
-    """The first tokens `[DOCUMENTS, T]` of the split's longest documents, with T at most `length` and LONGEST."""
-    index = store.documents(split)
-    longest = index[(-(store.offsets[index + 1] - store.offsets[index])).argsort(kind="stable")[:DOCUMENTS]]
+def sample_of(store: Store, split: str, length: int) -> tuple[Tensor, Tensor]:
+    """The first tokens of the split's longest documents, and the targets among them.
+
+    Returns:
+        tokens: `[DOCUMENTS, T]`, with T at most `length` and LONGEST.
+        targets: `[DOCUMENTS, T - 1]`, the tokens after the first, or IGNORED if they are not scored.
+    """
+    index, longest = store.documents(split), min(length, LONGEST)
+    chosen = index[(-(store.offsets[index + 1] - store.offsets[index])).argsort(kind="stable")[:DOCUMENTS]]
+    tokens = [store.document(document)[:longest] for document in chosen]
+    marks = [store.marks_of(document) for document in chosen]
     pieces = [
-        torch.from_numpy(store.document(document)[: min(length, LONGEST)].astype("int64")) for document in longest
+        Piece.of(each, None if mark is None else mark[:longest]) for each, mark in zip(tokens, marks, strict=True)
     ]
-    shortest = min(map(len, pieces))
-    return torch.stack([piece[:shortest] for piece in pieces])
+    shortest = min(map(len, tokens))
+    return (
+        torch.stack([torch.from_numpy(each[:shortest].astype("int64")) for each in tokens]),
+        torch.stack([torch.from_numpy(piece.targets[: shortest - 1]) for piece in pieces]),
+    )
 
 
 @torch.inference_mode()

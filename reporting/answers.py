@@ -38,11 +38,14 @@ def answers(found: Sequence[Score], reference: str) -> list[Answer]:
     places: dict[tuple[str, str], list[Score]] = {}
     for score in found:
         places.setdefault((score.comparison.name, score.split), []).append(score)
-    results = []
-    for (name, split), scores in places.items():
-        title = f"{name}, {split}" if len(scores[0].comparison.splits) > 1 else name
-        results.append(Answer(title, _clauses(scores, reference)))
+    results = [Answer(title_of(scores[0]), _clauses(scores, reference)) for scores in places.values()]
     return [result for result in results if result.clauses]
+
+
+def title_of(score: Score) -> str:
+    """The short name of its comparison, with the split if the comparison has several."""
+    several = len(score.comparison.splits) > 1
+    return f"{score.comparison.name}, {score.split}" if several else score.comparison.name
 
 
 def _clauses(scores: Sequence[Score], reference: str) -> list[str]:

@@ -1,16 +1,21 @@
 """A finished run, as reports read it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.packed_paths import AnyPath
+from ..domains.base import Domain
 from ..domains.records import Records
+from ..domains.store_checks import dtype_of
 from ..session.identity import STAGES
 from ..session.run_directory import RunDirectory
+from ..session.trust import GoneError, located
 
 # Settings that may differ between encodings in a fair comparison: MLP size for equal cost, tuned learning rate, and how
 # a pretrained model was converted.
@@ -111,9 +116,30 @@ class Run:
         """
         if self._speed is None:
             return None
-        data, sharing = self.config["data"], max(session.get("beside") or 0 for session in self.manifest["sessions"])
-        tokens = self.config["trainer"]["steps"] * data["batch_size"] * data["length"]
-        return tokens / self._speed / 60 / (1 + sharing)
+        sharing = max(session.get("beside") or 0 for session in self.manifest["sessions"])
+        rows = self.config["trainer"]["steps"] * self.config["data"]["batch_size"]
+        return rows * self._tokens_per_row / self._speed / 60 / (1 + sharing)
+
+    @property
+    def _tokens_per_row(self) -> float:
+        """Mean number of tokens in a training row, without padding, as if all documents had the same length."""
+        data, store = self.config["data"], self.manifest["store"]
+        examples = self.domain.solved is not None  # of generated domains, whose rows hold as many whole ones as fit
+        if "bytes" not in store or (data["packed"] and not examples):
+            return data["length"]
+        tokens = store["bytes"]["tokens.bin"] / dtype_of(store["vocabulary"]).itemsize
+        targets = max(1.0, tokens / max(1, sum(store["documents"].values())) - 1)  # of a document
+        if examples:
+            return targets * max(1, data["length"] // targets)
+        return targets / math.ceil(targets / data["length"])
+
+    @cached_property
+    def domain(self) -> type[Domain]:
+        """The class of its domain."""
+        try:
+            return located(self.config["domain"]["_target_"], "domain")
+        except GoneError:  # the code of a kept run's domain may have been removed
+            return Domain
 
     @property
     def _speed(self) -> float | None:

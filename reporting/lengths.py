@@ -80,7 +80,7 @@ def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]
 
 
 def nats_by_context(rows: Sequence[Mapping[str, Any]], form: str) -> dict[int, float]:
-    """Nats/token by context length, on the same targets: those with the trained length before them, if any, or all.
+    """Nats/token by context length, on the same targets: those after more than the trained length, if any, or all.
 
     Up to the trained length, frequencies are not stretched.
     """
@@ -209,7 +209,7 @@ def lengths_table(
     }
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
     beyond = any(row["beyond"] for row in tabled)
-    which = f"targets with {any_row['trained']:,} tokens before them" if beyond else "all targets"
+    which = f"targets with more than {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
         f"{quantity} of {which}, the same for every context. Contexts are lengths in tokens. Each target has at "
         f"least half of the context before it, or its whole document so far. Trained at {any_row['trained']:,}.",

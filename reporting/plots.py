@@ -28,7 +28,9 @@ FORMS = {
     **{"power": (0, (4, 1)), "truncated": (0, (2, 1)), "lm_infinite": (0, (4, 1, 1, 1)), "window": (0, (2, 2))},
 }
 # Columns of metrics.csv that are not diagnostics of an encoding.
-ORDINARY = re.compile(r"step|train_nll|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu")
+ORDINARY = re.compile(
+    r"step|train_nll|match_loss|distil_loss|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu"
+)
 SMOOTHED = "train_nll"  # drawn as a running median, because the loss of one batch is noisy
 DRAWN = 300  # points of a curve; the CSV has all of them
 WINDOW = 20  # a running median covers 1/20 of a curve

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from scipy.stats import norm
 
-from .answers import name_of
+from .answers import name_of, title_of
 from .intervals import TAIL, t_quantile
 from .scores import ALPHA, Score
 from .statistics import Difference
@@ -35,16 +35,17 @@ def seeds_needed(found: Difference, tests: int) -> int | None:
 def needed_sentence(found: Sequence[Score]) -> str | None:
     """The sentence about the seeds that the undecided differences of a study need; None if there are none."""
     tests = sum(score.holm_p is not None for score in found)  # without the parts of pooled differences
-    needed = {
-        name_of(score, score.contestant): seeds_needed(score.difference, tests)
+    several = len({title_of(score) for score in found if score.difference is not None}) > 1
+    needed = [
+        (name_of(score, score.contestant) + f" ({title_of(score)})" * several, seeds_needed(score.difference, tests))
         for score in sorted(found, key=lambda score: score.nats.value)
         if score.verdict == "undecided" and score.difference is not None
-    }
+    ]
     if not needed:
         return None
-    few = [f"{name} {seeds}" for name, seeds in needed.items() if seeds is not None]
+    few = [f"{name} {seeds}" for name, seeds in needed if seeds is not None]
     rest = len(needed) - len(few)
-    others = f"more than {MOST}, or a larger test set, for {plural(rest, 'encoding')}"
+    others = f"more than {MOST}, or a larger test set, for {plural(rest, 'difference')}"
     parts = [*([", ".join(few)] if few else []), *([others] if rest else [])]
     what = "Seeds with which the undecided differences would be significant if they stayed as measured"
     return f"{what}: {'; '.join(parts)}."

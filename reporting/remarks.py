@@ -25,15 +25,17 @@ def remarks() -> list[str]:
         f'("{CLUSTERS}"), for the models as trained, and there is no p-value. With fewer than {FEWEST_CLUSTERS} '
         "clusters there is no interval either. Clusters of unequal size count as fewer.",
         "Verdicts are at the 5 % level. The p-values are adjusted by Holm's method over all differences of a study: "
-        "the runs of one study.yaml, or all runs without one. Settings that study.yaml lists as variants are pooled "
-        "into one test.",
+        "the runs of one study.yaml, or all runs without one. Studies with runs in the same comparison count as one. "
+        "Settings that study.yaml lists as variants are pooled into one test.",
         "No difference: two one-sided tests place the difference within the margin of equivalence. Undecided: the "
         "tests show neither a difference nor equivalence.",
         f"One cluster dominates: one test cluster causes more than {100 * DOMINANT:g} % of the variance over clusters, "
         "and the result changes without it.",
         "Intervals are not adjusted for the number of tests, so an interval can exclude 0 while the verdict is "
         "undecided.",
-        "Learning rates are chosen on validation for each encoding, and only the chosen ones are compared.",
+        "Learning rates are chosen on validation for each encoding, over the seeds that all its rates have, and only "
+        "the chosen ones are compared. A rate with fewer than "
+        f"{FEWEST_SEEDS} seeds is not chosen if another has enough.",
         "Tasks that a run either solves or does not solve are compared by the share of seeds that solve them, with "
         "Boschloo's exact test.",
         "Tokens/s are shown only if all runs of a comparison used the same kind of device and none is known to have "
@@ -57,6 +59,9 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
     if len(set(records.tokens.tolist())) > 1:
         means = (f"{each.label} {each.document_mean(split):.4f}" for each in comparison.contestants)
         lines.append(f"Nats/token averaged over documents, as in some papers: {', '.join(means)}.")
+    if len(comparison.studies) > 1:
+        names = sorted("no study" if each is None else f"the study {each.name}" for each in comparison.studies)
+        lines.append(f"The runs are of {' and '.join(names)}, whose p-values are adjusted together.")
     if options := [changed for each in comparison.contestants if (changed := each.changed_options)]:
         lines.append(f"Encoding options that differ from the defaults: {'; '.join(options)}.")
     if len(comparison.devices) > 1:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Score:
         chosen: whether its learning rate is the best on validation.
         pooled: number of settings that its difference is averaged over, 0 if it is not pooled.
         part: whether it is one of the settings of a pooled difference.
-        holm_p: p of a difference of 0, adjusted over the differences of its study.
+        holm_p: p of a difference of 0, adjusted over the differences of its study; see `adjusted`.
         holm_equivalence_p: p of a difference outside the margin, adjusted likewise.
     """
 
@@ -193,15 +194,24 @@ def _sums(contestant: Contestant, split: str, seeds) -> np.ndarray:
 
 
 def adjusted(found: Sequence[Score]) -> list[Score]:
-    """The scores with p adjusted by Holm's method within each study. Parts of pooled differences are not tested."""
+    """The scores with p adjusted by Holm's method within each study. Parts of pooled differences are not tested.
+
+    Studies with runs in the same comparison count as one.
+    """
     result = list(found)
-    families: dict = {}
-    for i, score in enumerate(found):
-        if not score.part:
-            families.setdefault(score.comparison.listed.place, []).append(i)
-    for places in families.values():
+    for studies in _joined(found):
+        family = [i for i, score in enumerate(found) if not score.part and score.comparison.studies <= studies]
         for name, of in (("holm_p", "p"), ("holm_equivalence_p", "equivalence_p")):
-            tested = [i for i in places if getattr(result[i], of) is not None]
+            tested = [i for i in family if getattr(result[i], of) is not None]
             for i, p in zip(tested, holm([getattr(result[i], of) for i in tested]), strict=True):
                 result[i] = replace(result[i], **{name: p})
     return result
+
+
+def _joined(found: Sequence[Score]) -> list[frozenset[Path | None]]:
+    """The studies in disjoint sets: two are in the same set if a comparison has runs of both."""
+    sets: list[frozenset[Path | None]] = []
+    for studies in {score.comparison.studies for score in found}:
+        touched = [each for each in sets if each & studies]
+        sets = [each for each in sets if each not in touched] + [studies.union(*touched)]
+    return sets

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..core.packed_paths import PackedPath
-from ..domains.base import Domain, Measures
+from ..domains.base import Measures
 from ..session.overrides import as_typed
-from ..session.trust import GoneError, located
 from .finished import MLP, RATE, Listed, Run
+from .statistics import FEWEST_SEEDS
 
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
@@ -63,7 +63,16 @@ class Contestant:
     @property
     def validation(self) -> float:
         """Mean nats/token on the validation split."""
-        return float(np.mean([run.records["valid"].nats_per_token for run in self.runs.values()]))
+        return self.validation_of(self.runs)
+
+    def validation_of(self, seeds: Iterable[int]) -> float:
+        """Mean nats/token of these seeds on the validation split."""
+        return float(np.mean([self.runs[seed].records["valid"].nats_per_token for seed in seeds]))
+
+    @property
+    def testable(self) -> bool:
+        """Whether it has enough seeds for a test."""
+        return len(self.runs) >= FEWEST_SEEDS
 
     def document_mean(self, split: str) -> float:
         """Nats/token per document, averaged over documents with targets and over seeds."""
@@ -110,6 +119,17 @@ class Contestant:
         """Peak GPU memory of training in bytes; None if not recorded."""
         peaks = [run.manifest["peak_memory_bytes"] for run in self.runs.values() if "peak_memory_bytes" in run.manifest]
         return max(peaks, default=None)
+
+
+def best_of(contestants: Sequence[Contestant]) -> Contestant:
+    """The best on validation, over the seeds that all of them have, or over all seeds if they share none.
+
+    Those with too few seeds for a test take part only if all have too few: the mean of few seeds can be low by chance,
+    or because training diverged with the others.
+    """
+    candidates = [each for each in contestants if each.testable] or contestants
+    common = set.intersection(*({*each.runs} for each in candidates))
+    return min(candidates, key=lambda each: each.validation_of(sorted(common) or each.runs))
 
 
 @dataclass(frozen=True)
@@ -159,21 +179,19 @@ class Comparison:
         return self.any_run.listed
 
     @cached_property
-    def _domain(self) -> type[Domain]:
-        try:
-            return located(self.any_run.config["domain"]["_target_"], "domain")
-        except GoneError:  # the code of a kept run's domain may have been removed
-            return Domain
+    def studies(self) -> frozenset[Path | None]:
+        """The folders of the studies that its runs belong to; None stands for runs of no study."""
+        return frozenset(run.listed.place for contestant in self.contestants for run in contestant.runs.values())
 
     @property
     def measures(self) -> Measures | None:
         """The metrics of samples of the domain."""
-        return self._domain.measures
+        return self.any_run.domain.measures
 
     @property
     def solved(self) -> float | None:
         """Accuracy above which a run counts as solved; None if the domain has no right answers."""
-        return self._domain.solved
+        return self.any_run.domain.solved
 
     @property
     def half_way(self) -> float:
@@ -184,12 +202,12 @@ class Comparison:
         """
         if self.solved is None:
             raise ValueError(f"{self.domain} has no right or wrong answers")
-        return (self._domain.chance_with(self.any_run.config["domain"]) + self.solved) / 2
+        return (self.any_run.domain.chance_with(self.any_run.config["domain"]) + self.solved) / 2
 
     @property
     def margin(self) -> float:
         """Margin of equivalence in nats/token."""
-        return self._domain.margin
+        return self.any_run.domain.margin
 
     @property
     def devices(self) -> list[str]:
@@ -205,14 +223,20 @@ class Comparison:
 
     @cached_property
     def chosen(self) -> list[Contestant]:
-        """The contestants, with only the best learning rate on validation for each."""
-        found: list[Contestant] = []
-        for each in sorted(self.contestants, key=lambda each: each.validation):
-            facts = [other.any_run.facts for other in found if other.encoding == each.encoding]
-            chosen = {RATE, "seed", *each.any_run.listed.searched}
-            if all(differing(each.any_run.facts, [other]).keys() - chosen for other in facts):
-                found.append(each)
-        return found
+        """The contestants, with only the best learning rate on validation for each, best first.
+
+        Those with too few seeds for a test are last.
+        """
+        groups: list[list[Contestant]] = []  # of contestants that differ only in settings to choose
+        for each in self.contestants:
+            keys = {RATE, "seed", *each.any_run.listed.searched}
+            alike = (group for group in groups if each.encoding == group[0].encoding)
+            alike = (group for group in alike if differing(each.any_run.facts, [group[0].any_run.facts]).keys() <= keys)
+            if (group := next(alike, None)) is None:
+                groups.append([each])
+            else:
+                group.append(each)
+        return sorted(map(best_of, groups), key=lambda each: (not each.testable, each.validation))
 
     def reference(self, contestant: Contestant, named: str) -> Contestant | None:
         """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.

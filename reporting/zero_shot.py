@@ -53,7 +53,8 @@ def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
             rows += _rows(comparison, reference, by_model, name, metric)
         if left_out:
             models, first = ", ".join(left_out), next(iter(by_model))
-            notes.append(f"{benchmark.title}: runs of {models} with other items than {first} are left out.")
+            what = "other items or another task.prefix"
+            notes.append(f"{benchmark.title}: runs of {models} with {what} than {first} are left out.")
     slug, title = f"{comparison.slug}-zero-shot", f"{comparison.name}: zero-shot benchmarks"
     tables = []
     if accuracies:

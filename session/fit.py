@@ -38,7 +38,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         UserError: another rank was lost, or no checkpoint can be read.
     """
     settings, model = session.settings, FittedModel.of(model)
-    checkpoint, step = last_good_checkpoint(session, run, store.manifest["vocabulary"])
+    checkpoint, step, validated_step = last_good_checkpoint(session, run, store.manifest["vocabulary"])
     if checkpoint is not None:
         session.console.print(f"resuming after step {step:,} of {settings.steps:,}")
     elif "pretrained" in session.config:
@@ -93,7 +93,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         *(*model.auxiliary_names, *mean_diagnostics(model)),
     ]
     loggers = [
-        MetricsCSV(run.path / "metrics.csv", columns, step),
+        MetricsCSV(run.path / "metrics.csv", columns, step, validated_step),
         TensorBoardLogger(run.path, name="", version="tensorboard"),
     ]
     if settings.wandb:
@@ -133,8 +133,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         run.write_manifest(peak_memory_bytes=max(peak, run.manifest.get("peak_memory_bytes", 0)))
 
 
-def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int]:
-    """The newest readable checkpoint and its step; None and 0 if there are no checkpoints.
+def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int, int]:
+    """The newest readable checkpoint, its step and that of its last validation; None, 0 and 0 without checkpoints.
 
     Raises:
         UserError: there are checkpoints, but none can be read.
@@ -142,12 +142,13 @@ def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -
     there = [path for path in (run.last, run.previous) if path.exists()]
     for path in there:
         try:
-            return path, read_checkpoint(path, session.config, vocabulary)["global_step"]
+            found = read_checkpoint(path, session.config, vocabulary)
+            return path, found["global_step"], found["callbacks"][Validation.__qualname__]["validated_step"]
         except DamagedCheckpointError:
             if path == there[-1]:
                 raise
             session.console.print(f"{path} is damaged: using the previous checkpoint", soft_wrap=True)
-    return None, 0
+    return None, 0, 0
 
 
 def without_os_errors(arguments: threading.ExceptHookArgs) -> None:

@@ -51,6 +51,8 @@ def _check(manifest: Any) -> None:
     documents = store.get("documents")
     need(isinstance(documents, dict) and documents.keys() == {*store["splits"]}, "store.documents")
     need(all(map(is_count, documents.values())), "store.documents")
+    sizes = store.get("bytes", {"tokens.bin": 1})
+    need(isinstance(sizes, dict) and is_count(sizes.get("tokens.bin")) and sizes["tokens.bin"] > 0, "store.bytes")
     need(is_count(store.get("vocabulary")) and 1 <= store["vocabulary"] <= 2**32, "store.vocabulary")
     need(_names([store.get("domain")]), "store.domain")
     need(isinstance(sessions, list) and sessions and all(isinstance(each, dict) for each in sessions), "sessions")

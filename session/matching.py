@@ -35,7 +35,8 @@ def matched(config: Mapping) -> dict:
             "choose a larger model, or match=null"
         )
     before = config["model"]["mlp_hidden"]
-    if cost(hidden) == cost(before):  # otherwise null and the size it means would be two different runs
+    # Keep a size that is as near, which need not be such a multiple; null and the size it means are then one run.
+    if abs(cost(before) - target) <= abs(cost(hidden) - target):
         hidden = before
     return {**config, "model": {**config["model"], "mlp_hidden": hidden}, "unmatched_hidden": before}
 

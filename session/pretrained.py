@@ -12,8 +12,9 @@ ROPE = f"{KINDS['encoding'][0]}.rope.RoPE"
 def start_from_pretrained(plain: dict[str, Any], explicit: Collection[str]) -> dict[str, Any] | None:
     """Fill in what follows from the checkpoint, in place; settings of the command line must not contradict it.
 
-    The encoding gets the checkpoint's rotary base, and RoPE also its scaling, unless the command sets others. A domain
-    of text gets its tokenizer, unless the command names another.
+    The encoding gets the checkpoint's rotary base, and RoPE also its scaling. A setting of the command replaces the
+    checkpoint's of the same key; `encoding.scaling` also replaces the factor and length, which belong to it. A domain
+    of text gets the checkpoint's tokenizer, unless the command names another.
 
     Args:
         plain: a configuration.
@@ -29,7 +30,8 @@ def start_from_pretrained(plain: dict[str, Any], explicit: Collection[str]) -> d
     given = model.get("pretrained")
     if not isinstance(given, str):
         return None
-    from ..pretrained.formats import opened  # late: most commands have no checkpoint
+    from ..pretrained.checkpoint import SCALING_KEYS  # late: most commands have no checkpoint
+    from ..pretrained.formats import opened
 
     checkpoint = opened(given)
     if "model" in explicit:
@@ -42,8 +44,10 @@ def start_from_pretrained(plain: dict[str, Any], explicit: Collection[str]) -> d
             )
     model |= checkpoint.sizes
     taken = checkpoint.rope if encoding.get("_target_") == ROPE else {"base": checkpoint.rope["base"]}
-    if not any(f"encoding.{key}" in explicit for key in taken):
-        encoding |= {key: value for key, value in taken.items() if key in encoding}
+    replaced = {key for key in taken if f"encoding.{key}" in explicit}
+    if "scaling" in replaced:
+        replaced |= {*SCALING_KEYS}
+    encoding |= {key: value for key, value in taken.items() if key in encoding and key not in replaced}
     if "tokenizer_path" in domain:
         if "domain.tokenizer" not in explicit:
             domain["tokenizer"] = "pretrained"

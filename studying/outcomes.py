@@ -10,7 +10,7 @@ from ..reporting.legible import plain
 from ..reporting.lengths import lengths_of, lengths_table
 from ..reporting.planned import read_list
 from ..reporting.reading import read_study
-from ..reporting.score_tables import BASELINE, CLUSTERS, across_table
+from ..reporting.score_tables import CLUSTERS, across_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
 from ..reporting.tables import Row, Table, interval
@@ -62,7 +62,7 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
     """The outcome of the `study` in `folder`, whose scores are `found`; `measured` is from `measured_of`."""
     contestants = [contestant for comparison in study.comparisons for contestant in comparison.contestants]
     minutes = sum(contestant.training_minutes for contestant in contestants)
-    rows, speeds = rows_of(folder.name, study, across_table(found, {})), speeds_of(folder)
+    rows, speeds = rows_of(folder.name, found), speeds_of(folder)
     if speeds:
         rows = [row | {"tokens_per_s": speeds.get(row["model"])} for row in rows]
     shown = measured[largest(study)] if measured else None
@@ -98,15 +98,16 @@ def reference_of(folder: Path) -> str:
     return read_list(folder).get("reference", "rope")
 
 
-def rows_of(name: str, study: Study, across: Table) -> list[Row]:
-    """The rows of `across` for a README: models only, named by study, settings and split."""
-    splits = {each.domain: each.splits for each in study.comparisons}
+def rows_of(name: str, found: Sequence[Score]) -> list[Row]:
+    """The rows of a table of `found` for a README: models only, named by study, settings and split."""
+    comparisons = {score.comparison.title: score.comparison for score in found}
+    several = len({comparison.domain for comparison in comparisons.values()}) > 1
     rows = []
-    for row in across.rows:
-        if row["verdict"] == BASELINE:
-            continue
-        domain, _, own = row["domain"].partition(": ")
-        parts = name, domain if len(splits) > 1 else "", own, row["split"] if len(splits[domain]) > 1 else ""
+    for row in across_table(found, {}).rows:
+        comparison = comparisons[row["domain"]]
+        called, _, own = row["domain"].partition(": ")
+        split = row["split"] if len(comparison.splits) > 1 else ""
+        parts = name, called if several or called != comparison.domain else "", own, split
         place = ", ".join(filter(None, parts))
         rows.append({key: value for key, value in row.items() if value is not None} | {"study": place})
         if (ends := row.get("difference_interval")) is not None:

@@ -1,7 +1,9 @@
 """task=benchmark run=DIRECTORY: score zero-shot benchmarks of language understanding."""
 
+import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,4 +108,8 @@ def scored(
     given = length, session.settings.precision, session.evaluation.tokens_per_batch
     with shown(f"scoring {name}", len(pairs), console=session.console) as report:
         nats, greedy = continuation_nats(transformer, pairs, *given, report)
-    return items_of(questions, nats, greedy)
+    items = items_of(questions, nats, greedy)
+    if prefix:
+        return items
+    # A prefix changes the scores, so results with and without it must not be compared.
+    return replace(items, source=hashlib.sha256(f"{items.source} without prefix".encode()).hexdigest())

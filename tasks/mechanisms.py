@@ -65,11 +65,12 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
     of the encoding has a file with all elements of each head, or with quantiles over tokens. The legends of the
     portraits are written to the manifest.
     """
-    tokens = sample_of(store, "valid", session.data.length).to(session.settings.device)
-    with shown("measuring attention"), autocast(session.settings.device, session.settings.precision):
+    device = session.settings.device
+    tokens, targets = (each.to(device) for each in sample_of(store, "valid", session.data.length))
+    with shown("measuring attention"), autocast(device, session.settings.precision):
         files, portraits = attention_rows(transformer, tokens)
         files["consistency"] = consistency_rows(transformer, tokens)
-        files["bands"] = band_rows(transformer, tokens)
+        files["bands"] = band_rows(transformer, tokens, targets)
     legends: dict[str, Legend] = {}
     for layer, found in enumerate(portraits):
         for name, portrait in found.items():
@@ -138,12 +139,12 @@ def consistency_rows(transformer: Transformer, tokens: Tensor) -> Rows:
     ]
 
 
-def band_rows(transformer: Transformer, tokens: Tensor) -> Rows:
-    """Nats per token of `tokens [B, T]` without each band of frequencies; see `Band`."""
+def band_rows(transformer: Transformer, tokens: Tensor, targets: Tensor) -> Rows:
+    """Nats per token without each band of frequencies; see `loss_by_band`."""
     return [
         {"low": band.low, "high": band.high, "elements": band.elements}
         | {name: f"{getattr(band, name):.6f}" for name in ("plain", "unrotated", "removed")}
-        for band in loss_by_band(transformer, tokens)
+        for band in loss_by_band(transformer, tokens, targets)
     ]
 
 

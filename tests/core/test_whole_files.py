@@ -20,7 +20,7 @@ def test_links_at_names_that_can_be_guessed_are_not_written_through(tmp_path):
     with written_whole(path / "config.yaml") as file:
         file.write((path / "config.yaml").read_text())
     records("rope", 0).save(path / "nll" / "test.npz")
-    MetricsCSV(path / "metrics.csv", ["train_nll", "valid_nll", "tokens_per_s", "delta_frozen_share"], 20)
+    MetricsCSV(path / "metrics.csv", ["train_nll", "valid_nll", "tokens_per_s", "delta_frozen_share"], 20, 20)
     for link in links:
         link.unlink(missing_ok=True)
     keep_run(path, tmp_path / "kept")

@@ -9,7 +9,9 @@ from encodings_support import ENCODINGS
 from training_support import configured, go
 
 from bearings.core.legend_records import as_facts, legends_of
+from bearings.domains.indirect_indexing import IndirectIndexing
 from bearings.encodings.nope import NoPE
+from bearings.kernels.loss.cross_entropy import IGNORED
 from bearings.lightning_modules.attention_maps import (
     mass_by_distance,
     mass_by_position,
@@ -140,7 +142,7 @@ def test_measurements_of_every_encoding(name):
     assert (kept is None) is not encoding.reads_content
     for each in kept or ():
         assert ((each.share >= 0) & (each.share <= 1)).all()
-    bands, spectrum = loss_by_band(model, tokens), encoding.spectrum()
+    bands, spectrum = loss_by_band(model, tokens, tokens[:, 1:]), encoding.spectrum()
     assert (not bands) is (spectrum is None)
     if spectrum is not None:
         assert sum(band.elements for band in bands) == (spectrum != 0).sum()
@@ -166,10 +168,24 @@ def test_without_all_bands_attention_has_no_positions(name):
 
 
 def test_sample_has_the_longest_documents(store):
-    tokens = sample_of(store, "valid", 20)
+    tokens, targets = sample_of(store, "valid", 20)
     assert tokens.shape == (4, 20)
+    assert torch.equal(targets, tokens[:, 1:])
     sizes = sorted((len(store.document(i)) for i in store.documents("valid")), reverse=True)
-    assert sample_of(store, "valid", 4096).shape == (4, sizes[3])
+    assert sample_of(store, "valid", 4096)[0].shape == (4, sizes[3])
+
+
+def test_bands_average_over_the_targets_that_are_scored(tmp_path):
+    """In a task, the rest of an example is context, which the model is not trained to predict."""
+    domain = IndirectIndexing(train=1, valid=4, test=1)
+    tokens, targets = sample_of(domain.prepare(tmp_path), "valid", 64)
+    assert (targets != IGNORED).sum(-1).max() == 1
+    torch.manual_seed(0)
+    model = Transformer(domain.vocabulary, ENCODINGS["rope"], width=16, layers=1, heads=2).eval()
+    nats = model.token_nats(tokens[:, :-1], tokens[:, 1:]).nats[targets != IGNORED]
+    bands = loss_by_band(model, tokens, targets)
+    assert [band.plain for band in bands] == pytest.approx([float(nats.mean())] * len(bands))
+    assert loss_by_band(model, tokens, torch.full_like(targets, IGNORED)) == []
 
 
 def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):

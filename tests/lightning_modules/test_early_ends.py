@@ -23,6 +23,7 @@ from bearings.lightning_modules.callbacks import Validation
 from bearings.lightning_modules.checkpoints import CheckpointWriter
 from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.run_directory import RunDirectory
 
 
@@ -120,6 +121,57 @@ def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_p
     ]
     assert len(rows[0]) == 1
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_run_killed_while_it_logs_a_validation_has_its_row_once(tmp_path, monkeypatch, written):
+    """The row is in metrics.csv only if the process was killed after writing it."""
+    whole, _ = go(configured(tmp_path / "whole"))
+    inner = MetricsCSV.log_metrics
+
+    def killed(self, metrics, step=None):
+        if step == 16 and "valid_nll" in metrics:
+            if written:
+                inner(self, metrics, step)
+            raise MemoryError
+        inner(self, metrics, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsCSV, "log_metrics", killed)
+        with pytest.raises(MemoryError):
+            go(configured(tmp_path / "cut"))
+    cut, _ = go(configured(tmp_path / "cut"))
+    rows = [validations(run) for run in (whole, cut)]
+    assert [row["step"] for row in rows[0]] == ["8", "16", "24"]
+    assert rows[0] == rows[1]
+
+
+def test_a_validation_that_is_repeated_from_an_earlier_checkpoint_has_its_row_once(tmp_path, monkeypatch):
+    """`previous.ckpt` is from before the validation of the same step."""
+    whole, _ = go(configured(tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "_stop_if_asked", stop_at(16))
+        with pytest.raises(InterruptedRunError):
+            go(configured(tmp_path / "cut"))
+    RunDirectory.of(configured(tmp_path / "cut")).last.write_bytes(b"")
+    cut, text = go(configured(tmp_path / "cut"))
+    assert "resuming after step 16 of 24" in text
+    assert validations(cut) == validations(whole)
+
+
+def validations(run):
+    with open(run.path / "metrics.csv", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["valid_nll"]]
+
+
+def stop_at(step):
+    """In place of `Validation._stop_if_asked`: stop after the validation at `step`."""
+
+    def stop(self, trainer):
+        if self.validated_step == trainer.global_step == step:
+            self._stop(trainer)
+
+    return stop
 
 
 @pytest.mark.parametrize("every", [8, 100])

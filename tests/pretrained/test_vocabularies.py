@@ -134,3 +134,26 @@ def test_commands_must_not_contradict_the_checkpoint(folder):
         start_from_pretrained(plain(width=96), {"model.width"})
     with pytest.raises(UserError, match="leave out model="):
         start_from_pretrained(plain(), {"model"})
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "scaling"),
+    [
+        ({}, 500.0, ("llama3", 8.0, 64)),
+        ({"base": 1e4}, 1e4, ("llama3", 8.0, 64)),
+        ({"scaling_factor": 2.0}, 500.0, ("llama3", 2.0, 64)),
+        ({"scaling": "none"}, 500.0, ("none", None, None)),
+        ({"scaling": "ntk", "scaling_factor": 2.0}, 500.0, ("ntk", 2.0, None)),
+    ],
+)
+def test_a_setting_replaces_only_what_it_names_of_the_checkpoint_s_rotation(tmp_path, given, base, scaling):
+    scaled = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+    hugging_face_folder(
+        tmp_path / "scaled", {**TINY, "rope_theta": 500.0, "max_position_embeddings": 512, "rope_scaling": scaled}
+    )
+    defaults = {"base": 1e4, "scaling": "none", "scaling_factor": None, "scaling_length": None}
+    encoding = {"_target_": "bearings.encodings.rope.RoPE", **defaults, **given}
+    plain = {"model": {"pretrained": str(tmp_path / "scaled")}, "encoding": encoding, "domain": {}}
+    start_from_pretrained(plain, {f"encoding.{key}" for key in given})
+    assert encoding["base"] == base
+    assert tuple(encoding[key] for key in ("scaling", "scaling_factor", "scaling_length")) == scaling

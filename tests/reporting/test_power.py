@@ -45,9 +45,9 @@ def test_no_number_of_seeds_suffices_if_the_test_set_is_too_small():
     assert seeds_needed(found, 1) is None
 
 
-def score(name, found, verdict="undecided"):
+def score(name, found, verdict="undecided", place="jsb"):
     contestant = SimpleNamespace(encoding=name, label=name)
-    comparison = SimpleNamespace(chosen=[contestant])
+    comparison = SimpleNamespace(chosen=[contestant], name=place, splits=["test"])
     nats = SimpleNamespace(value=2 + found.value)
     return SimpleNamespace(
         contestant=contestant,
@@ -66,5 +66,12 @@ def test_sentence_names_the_seeds_best_first():
     found += [score("fox", large, "pooled")] * 50  # not tested themselves
     seeds = seeds_needed(large, 3)
     sentence = needed_sentence(found)
-    assert sentence.endswith(f": pope {seeds}; more than {MOST}, or a larger test set, for 1 encoding.")
+    assert sentence.endswith(f": pope {seeds}; more than {MOST}, or a larger test set, for 1 difference.")
     assert needed_sentence(found[2:]) is None
+
+
+def test_every_comparison_is_in_the_sentence():
+    large = simulated(0.01, 5)
+    places = [score("pope", large, place=place) for place in ("jsb", "maestro")]
+    seeds = seeds_needed(large, 2)
+    assert needed_sentence(places).endswith(f": pope (jsb) {seeds}, pope (maestro) {seeds}.")

@@ -10,10 +10,11 @@ from typing import get_args
 import numpy as np
 import pretty_midi
 import pytest
-from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task, sample_metrics  # noqa: F401
+from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task, sample_metrics, write_rows  # noqa: F401
 
 from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
+from bearings.lightning_modules.conversion import STAGES
 from bearings.reporting import forest, plots
 from bearings.reporting.forest import edge_of
 from bearings.reporting.lengths import holding, lengths_of, lengths_table
@@ -168,6 +169,15 @@ def test_loss_plot_keeps_its_scale_next_to_a_spike(tmp_path, report, monkeypatch
     assert 3.8 < limits[1][1] < 4.2
     with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
         assert max(float(row["most"]) for row in csv.DictReader(file)) == 90
+
+
+def test_losses_of_a_conversion_are_not_diagnostics_of_the_encoding(tmp_path, report):
+    path = make_run(tmp_path / "runs", "path", 0)
+    columns = ["step", *(f"{stage}_loss" for stage in STAGES if stage != "train"), "delta_frozen_share"]
+    write_rows(path / "metrics.csv", columns, [(5, 0.3, 2.0, 0.1), (10, 0.2, 1.0, 0.1)])
+    folder, _ = report()
+    with open(folder / "plots" / "jsb-diagnostics.csv", newline="") as file:
+        assert {row["quantity"] for row in csv.DictReader(file)} == {"delta_frozen_share"}
 
 
 def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):

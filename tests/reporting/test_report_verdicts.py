@@ -10,6 +10,7 @@ from scipy import stats
 
 from bearings.reporting.reading import read_study
 from bearings.reporting.solving import exact_interval, rates_p, take_off
+from bearings.reporting.statistics import holm
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -60,6 +61,31 @@ def test_p_values_are_adjusted_within_each_study(tmp_path, report):
     found = differences(report()[0])
     assert len(found) == 2
     assert [row["holm_p"] for row in found] == [row["both_p"] for row in found]
+
+
+def test_studies_whose_runs_are_compared_are_adjusted_together(tmp_path, report):
+    """The first and the second study share a comparison, so that their other tests are in one family too."""
+    pair = "pope", "rope"
+    studies = {"first": {20: pair, 30: pair}, "second": {20: ["path"], 40: pair}, "third": {50: pair}}
+    for name, trained in studies.items():
+        line = "  - experiment=debug trainer.steps={} encoding={} seed=0,1,2\n"
+        lines = [line.format(steps, ",".join(encodings)) for steps, encodings in trained.items()]
+        folder = listed(tmp_path / "runs" / name, "".join(["runs:\n", *lines]))
+        for steps, encodings in trained.items():
+            for encoding in encodings:
+                for seed in (0, 1, 2):
+                    make_run(folder / "runs", encoding, seed, f"trainer.steps={steps}")
+    folder, _ = report()
+    rows = [row for row in across(folder) if row["holm_p"]]
+    assert [(row["domain"][-2:], row["model"]) for row in rows] == [
+        *(("20", model) for model in ("pope", "path")),
+        *((steps, "pope") for steps in ("30", "40", "50")),
+    ]
+    plain = {(row["model"], row["difference"]): float(row["both_p"]) for row in differences(folder)}
+    *family, alone = (plain[row["model"], row["difference"]] for row in rows)
+    assert [float(row["holm_p"]) for row in rows] == pytest.approx([*holm(family), alone])
+    note = "The runs are of the study first and the study second, whose p-values are adjusted together."
+    assert (folder / "report.md").read_text().count(note) == 1
 
 
 def test_variants_are_pooled_into_one_test(tmp_path, report):
@@ -182,6 +208,41 @@ def test_learning_rates_are_chosen_on_validation(tmp_path, report):
     (row,) = differences(folder)
     assert (row["model"], row["against"]) == ("pope, learning_rate=0.001", "rope, learning_rate=0.002")
     assert "difference to rope, learning_rate=0.002" in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "chosen"),
+    [
+        ({"1e-3": [0, 1, 2], "2e-3": [0]}, "1e-3"),
+        ({"1e-3": [1, 2], "2e-3": [0, 1, 2]}, "2e-3"),
+        ({"1e-3": [1, 2, 3], "2e-3": [0, 1, 2, 3]}, "1e-3"),
+        ({"1e-3": [1, 2], "2e-3": [0, 1]}, "1e-3"),
+        ({"1e-3": [1], "2e-3": [0]}, "2e-3"),
+    ],
+)
+def test_learning_rates_are_chosen_over_the_same_seeds(tmp_path, seeds, chosen):
+    """Seed 0 is far better than the others, and the rate 1e-3 better than 2e-3 by less."""
+    for rate in seeds:
+        for seed in seeds[rate]:
+            path = make_run(tmp_path, "rope", seed, f"optimizer.learning_rate={rate}")
+            kept = records("rope", seed)
+            factor = (0.9 if seed == 0 else 1.0) * (1.0 if rate == "1e-3" else 1.02)
+            replace(kept, nats=factor * kept.nats).save(path / "nll" / "valid.npz")
+    (comparison,) = read_study([tmp_path]).comparisons
+    (best,) = comparison.chosen
+    assert best.any_run.config["optimizer"]["learning_rate"] == float(chosen)
+
+
+def test_a_single_seed_is_not_the_reference_if_another_model_has_more(tmp_path):
+    for base, seeds, factor in ((1e4, (0, 1, 2), 1.0), (500.0, (0,), 0.9)):
+        for seed in seeds:
+            path = make_run(tmp_path, "rope", seed, f"encoding.base={base}")
+            kept = records("rope", seed)
+            replace(kept, nats=factor * kept.nats).save(path / "nll" / "valid.npz")
+    (comparison,) = read_study([tmp_path]).comparisons
+    reference = comparison.reference(comparison.contestants[0], "rope")
+    assert reference is not None
+    assert len(reference.runs) == 3
 
 
 def test_margin_comes_from_the_domain_or_the_task(tmp_path, report):

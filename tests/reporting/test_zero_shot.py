@@ -111,7 +111,7 @@ def test_other_items_are_left_out(runs, report):
     save_items(RunDirectory.open(path), "blimp", benchmark(0.2, 0, "2" * 64)["blimp"])
     folder, _ = report("task.reference=rope")
     text = (folder / "report.md").read_text()
-    assert "BLiMP: runs of pope with other items than rope are left out." in text
+    assert "BLiMP: runs of pope with other items or another task.prefix than rope are left out." in text
 
 
 def test_a_damaged_file_leaves_the_run_out(runs, report):

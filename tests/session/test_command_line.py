@@ -205,6 +205,17 @@ def test_check_says_that_the_warm_up_does_not_end(run):
         assert remark in " ".join(out.split())
 
 
+@pytest.mark.parametrize(("packed", "most"), [("false", "at most "), ("true", "")])
+def test_check_says_that_rows_which_are_not_full_take_less_time(run, packed, most):
+    Path("mine").mkdir()
+    for part in ("train", "valid", "test"):
+        Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
+    given = ("domain=text", "domain.path=mine", "domain.tokenizer=bytes", "domain.split=files")
+    status, out, err = run("task=check", "experiment=debug", *given, f"data.packed={packed}")
+    assert status == 0, err
+    assert re.search(rf"training time +{most}\S+ FLOPs, under a minute", out)
+
+
 def test_an_unwritable_place_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, err = run("task=prepare", "stores=file/data")

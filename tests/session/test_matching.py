@@ -73,7 +73,7 @@ def test_a_matched_run_is_the_run_with_that_mlp_and_is_matched_once():
 
 
 def test_an_mlp_that_stays_as_it_is_makes_no_other_run():
-    for hidden in ("null", "256"):
+    for hidden in ("null", "256", "100"):
         plain = session_of("encoding=rope", f"model.mlp_hidden={hidden}")
         session = session_of("encoding=rope", "match=params", f"model.mlp_hidden={hidden}")
         assert RunDirectory.of(session.config).path == RunDirectory.of(plain.config).path

@@ -87,7 +87,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(run):
     shutil.copy(run.last, run.previous)
     flip(run.last, member(run.last, "data/0") + 8)
     session = Session.of(run.config | {"run": str(run.path)})
-    assert last_good_checkpoint(session, run, 12) == (run.previous, 8)
+    assert last_good_checkpoint(session, run, 12) == (run.previous, 8, 8)
 
 
 def test_a_run_without_a_digest_is_read(run):

@@ -182,3 +182,13 @@ def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
         texts += [content for name, content in path.files.items() if not name.endswith((".npz", ".mid", ".png"))]
     for text in texts:
         assert not re.search(rb"(?<![\w.])/(home|root|tmp|work|dev)/", text), text
+
+
+def test_rows_of_comparisons_with_other_data_name_the_comparison(tmp_path):
+    """The digest of the data is left out of their titles, so that the titles begin with file names."""
+    (tmp_path / "study.yaml").write_text("runs: [experiment=debug]\n")
+    for steps, store in ((20, "5" * 64), (40, "6" * 64)):
+        make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}", store=store)
+    places = (row["study"].partition(", ")[2] for row in read_outcome(tmp_path).rows)
+    named = sorted(re.sub("-[0-9a-f]{6}", "-HASH", place) for place in places)
+    assert named == ["jsb-HASH, steps=20", "jsb-HASH, steps=40"]

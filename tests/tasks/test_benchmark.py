@@ -63,6 +63,15 @@ def test_files_in_the_folder_of_downloads_are_not_downloaded(session, benchmark_
         Benchmark(benchmarks=["arc_easy"])(session)
 
 
+def test_results_without_the_prefix_have_a_source_of_their_own(session, benchmark_files):
+    """Reports compare only results with equal sources."""
+    run, sources = RunDirectory.open(session.config["run"]), []
+    for prefix in (True, False, True):
+        Benchmark(path=str(benchmark_files), benchmarks=["copa"], prefix=prefix)(session)
+        sources.append(read_items(run)["copa"].source)
+    assert sources[0] == sources[2] != sources[1]
+
+
 def test_a_limit_saves_nothing(session, benchmark_files, capsys):
     Benchmark(path=str(benchmark_files), benchmarks=["lambada", "cbt_ne"], limit=1)(session)
     printed = " ".join(capsys.readouterr().out.split())

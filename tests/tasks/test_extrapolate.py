@@ -1,6 +1,7 @@
 """task=extrapolate: the same targets under every context, by position, and where a model fails."""
 
 import io
+import math
 from functools import partial
 
 import numpy as np
@@ -81,7 +82,7 @@ class Counting(torch.nn.Module):
         return torch.where(targets == -100, 0.0, seen), targets == 0
 
 
-@pytest.mark.parametrize("context", [4, 7, 16, 64])
+@pytest.mark.parametrize("context", [1, 4, 7, 16, 64])
 def test_every_target_counts_once_in_the_bucket_of_what_it_saw(store, context):
     found = score_by_position(Counting(), store, "test", context, 16, "32-true", 100)
     sizes = np.diff(store.offsets)[store.documents("test")] - 1
@@ -90,6 +91,18 @@ def test_every_target_counts_once_in_the_bucket_of_what_it_saw(store, context):
     assert sum(bucket.targets for bucket in found if bucket.beyond) == np.maximum(sizes - 16, 0).sum()
     for bucket in found:
         assert bucket.low <= bucket.nats / bucket.targets <= bucket.high <= context
+
+
+@pytest.mark.parametrize("context", [7, 16, 24])
+def test_targets_that_see_half_of_the_context_have_a_bucket_of_their_own(store, context):
+    rows = [
+        {"stretch": "none", "context": context, "trained": context, **bucket._asdict()}
+        for bucket in score_by_position(Counting(), store, "test", context, context, "32-true", 100)
+    ]
+    assert {row["low"] for row in rows if row["beyond"]} == {math.ceil(context / 2)}
+    table = lengths_table({"rope": [rows]}, "")
+    assert table.notes[0].startswith(f"Nats/token of targets with more than {context} tokens before them")
+    assert f"before them: 100 % at {context}." in table.notes[1]
 
 
 def test_a_model_without_memory_scores_the_same_under_every_context(store):
