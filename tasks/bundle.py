@@ -135,8 +135,7 @@ class Bundle:
                 string nor a path.
         """
         refuse_questions(self.domain)
-        several = isinstance(item, Iterable) and not isinstance(item, str | bytes)
-        items, named = [*item] if several else [item], []
+        items, named = [*item] if isinstance(item, Iterable) and not isinstance(item, str | bytes) else [item], []
         if not items:
             raise UserError("score([]): give at least one text or file")
         for number, each in enumerate(items):
@@ -250,12 +249,12 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
     return Bundle(model, session.domain, session.data.length, session.evaluation.overlap)
 
 
-def _path(item: str | Path, domain: Domain) -> Path | None:
+def _path(item: object, domain: Domain) -> Path | None:
     """The file that `item` names; None if it is text. Raises UserError for another type."""
     if not isinstance(item, str | Path):
         raise UserError(
-            f"an object of the type {type(item).__name__} is neither text nor a file: give a string, a pathlib.Path, or "
-            "to score several, a list of these"
+            f"an object of the type {type(item).__name__} is neither text nor a file: give a string, a pathlib.Path, "
+            "or to score several, a list of these"
         )
     if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
         place = os.path.expanduser(item)

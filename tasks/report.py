@@ -247,7 +247,7 @@ def put(made: Path, out: Path) -> None:
 
 
 def _shown(study: Study, sections: Sequence[Section]) -> Sequence[Section]:
-    """The sections of the page and of report.md. A single comparison needs no section of all comparisons, which would repeat it."""
+    """The sections of the page and of report.md. A single comparison needs no overview, which would repeat it."""
     return sections[1:] if len(study.comparisons) == 1 and len(study.comparisons[0].splits) == 1 else sections
 
 
