@@ -12,9 +12,7 @@ from .stopping import STATUS
 MOST_FAULTS = 10  # maximum number of problems in one message
 MOST_SHOWN = 200  # maximum length of a value in a message
 LONGEST_LINE = 1500
-TEMPORARY = re.compile(
-    r"(?<![^/])\.([^/]+)\.\w{8}(\.tmp)?(?![^/])"
-)  # in a path, where NAME will be: .NAME.1a2b3c4d.tmp
+TEMPORARY = re.compile(r"(?<![^/])\.([^/]+)\.\w{8}(\.tmp)?(?![^/])")  # in a path, in place of NAME: .NAME.1a2b3c4d.tmp
 
 
 class UserError(Exception):
