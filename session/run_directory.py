@@ -96,8 +96,8 @@ class RunDirectory:
             raise UserError(f"run={path} is a file: give the directory of a run of task=train") from error
         except (OSError, ValueError) as error:
             raise UserError(
-                f"run={path}: config.yaml cannot be read ({one_line(error)}): copy the run again, or delete this file and "
-                "rerun the command that trained the run to write it again"
+                f"run={path}: config.yaml cannot be read ({one_line(error)}): copy the run again, or delete this file "
+                "and rerun the command that trained the run to write it again"
             ) from error
         return cls(path, config)
 
