@@ -3,6 +3,7 @@
 import difflib
 import errno
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
@@ -11,6 +12,7 @@ from .stopping import STATUS
 MOST_FAULTS = 10  # maximum number of problems in one message
 MOST_SHOWN = 200  # maximum length of a value in a message
 LONGEST_LINE = 1500
+TEMPORARY = re.compile(r"(?<![^/])\.([^/]+)\.\w{8}(\.tmp)?(?![^/])")  # in a path, in place of NAME: .NAME.1a2b3c4d.tmp
 
 
 class UserError(Exception):
@@ -72,7 +74,7 @@ def several(faults: Sequence[str]) -> str:
 
 
 def explain_os_error(error: OSError) -> str | None:
-    """One line for a full, read-only or forbidden path; None for other errors."""
+    """One line for an error with a file, such as a full disk or a forbidden path; None for other errors."""
     elsewhere = "choose other folders with runs=DIRECTORY stores=DIRECTORY, or set task.out if the task has it"
     advice = {
         errno.ENOSPC: f"the disk is full: free some space, or {elsewhere}",
@@ -84,4 +86,7 @@ def explain_os_error(error: OSError) -> str | None:
         errno.ELOOP: "a symbolic link is where a file should be: delete the link",
         errno.EISDIR: f"a folder is where a file should be: {elsewhere}",
     }.get(error.errno or 0)
-    return advice and f"{error.filename or 'writing failed'}: {advice}"
+    if advice is None and error.filename and error.strerror:
+        advice = f"{error.strerror[0].lower()}{error.strerror[1:]}: {elsewhere}"
+    place = TEMPORARY.sub(r"\1", str(error.filename or "writing failed"))
+    return advice and f"{place}: {advice}"

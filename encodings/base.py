@@ -287,6 +287,15 @@ class Encoding(PositionModule):
         """
         return 0
 
+    def block_queries(self, batch: int, keys: int) -> int | None:
+        """Number of queries whose scores PyTorch holds at once where no kernel computes them; None if it holds none.
+
+        Args:
+            batch: number of rows B.
+            keys: number of tokens up to the last query.
+        """
+        return None
+
     def spectrum(self) -> Tensor | None:
         """The frequencies in radians per position at which this encoding rotates channels.
 

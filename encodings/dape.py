@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.about import About, Paper
-from ..kernels.attention.rows import SCORES, Rows
+from ..kernels.attention.rows import Rows, queries_in_block
 from .alibi import ALiBi
 from .base import Portrait
 from .contract.context import Context
@@ -125,8 +125,8 @@ class DAPE(RowEncoding):
         hidden = hidden.masked_fill(F.pad(before, (0, side)), 0.0)
         return found + convolved(hidden, side, 0, output_weight, output_bias)
 
-    def rows(self, q: Tensor, k: Tensor) -> int:
-        return max(1, SCORES // (q.shape[0] * k.shape[1] * max(self.inputs, self.hidden)))
+    def block_queries(self, batch: int, keys: int) -> int:
+        return queries_in_block(batch, max(self.inputs, self.hidden), keys)
 
     def attention_flops(self, length: int) -> float:
         weights = self.hidden_weight.numel() + self.output_weight.numel()

@@ -104,6 +104,9 @@ class GRAPEAdditive(RowEncoding):
             logits = (x.to(wide(x)).unsqueeze(3) * grouped).sum(-1).flatten(2)
             return F.softplus(logits * self.head_dim**-0.5)
 
+    def block_queries(self, batch: int, keys: int) -> int | None:
+        return None if self.gate == "none" else super().block_queries(batch, keys)
+
     @property
     def needs(self) -> Needs:
         gated = self.gate != "none"

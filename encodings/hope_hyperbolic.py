@@ -86,8 +86,8 @@ class HoPEHyperbolic(RowEncoding):
         k_part = eigenvectors(block.k) * exponents.exp()
         return block._replace(q=q_part, k=k_part).dots(self.head_dim**-0.5).to(block.q.dtype)
 
-    def rows(self, q: Tensor, k: Tensor) -> int:
-        return ROWS[widest(q.device)]
+    def block_queries(self, batch: int, keys: int) -> int:
+        return ROWS[widest(self.damping.device)]
 
 
 def eigenvectors(x: Tensor) -> Tensor:

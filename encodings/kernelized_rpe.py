@@ -131,6 +131,9 @@ class KernelizedRPE(RowEncoding):
             capacity=capacity,
         )
 
+    def block_queries(self, batch: int, keys: int) -> None:
+        return None
+
     def attention_flops(self, length: int) -> float:
         features, near = self.directions.shape[1], self.biases.shape[1] - 1 + min(CHUNK, length)
         products = (near + features) * (features + self.head_dim + 1) * self.heads  # pairs, and sums over earlier keys

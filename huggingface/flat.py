@@ -2,8 +2,9 @@
 
 A module and everything it imports from this project are copied, each to one file, with these changes:
 
-- Relative imports name the new files: `from ..kernels.choice import Plan` becomes
-  `from .bearings_kernels_choice import Plan`. Imports from a package name the module that defines the object.
+- Imports from this project name the new files: `from ..kernels.choice import Plan` and
+  `from bearings.kernels.choice import Plan` become `from .bearings_kernels_choice import Plan`. Imports from a package
+  name the module that defines the object.
 - `Annotated[float, Field(gt=0)]` becomes `float`, and imports of pydantic are removed.
 - Imports of Triton are in `try` blocks, as `transformers` requires all packages that are imported elsewhere.
 - Names of PyTorch's custom operators contain the name of their module, so that two models in one process do not define
@@ -19,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import cast
 
-ROOT = Path(__file__).parent.parent
+ROOT, PROJECT = Path(__file__).parent.parent, __name__.split(".", maxsplit=1)[0]
 # Instead of `"bearings::` in names of operators. The name of a module contains that of the folder.
 UNIQUE = "f\"{''.join(c if c.isascii() and c.isalnum() else '_' for c in __name__)}::"
 OPTIONAL = "  # without it, this file is not used"
@@ -31,7 +32,7 @@ def flattened(root: str, names: Mapping[str, str], replaced: Mapping[str, str]) 
     Args:
         root: a module of this project, such as `lightning_modules.transformer`.
         names: names of files, without `.py`, by module. Default: `bearings_` and the module's name with underscores.
-        replaced: source by module, instead of that in this project.
+        replaced: source by module, instead of that in this project or in addition to it.
 
     Raises:
         ValueError: an import cannot be written for a flat folder, or two modules would have the same file.
@@ -40,6 +41,8 @@ def flattened(root: str, names: Mapping[str, str], replaced: Mapping[str, str]) 
     waiting, seen, copied = [root], {root}, {root}
     while waiting:
         module = waiting.pop()
+        if module not in replaced and not _path_of(module).exists():
+            raise ValueError(f"{PROJECT}.{module} is not a module: import names from the module that defines them")
         source = replaced[module] if module in replaced else _path_of(module).read_text(encoding="utf-8")
         flat = _flattened(module, source, tuple(names.items()))
         if (file := f"{_flat(module, names)}.py") in files:
@@ -91,8 +94,10 @@ class Flattened:
 
     def _replacement(self, node: ast.expr | ast.stmt, source: str) -> str | None:
         """The new text of a node; None if it stays."""
-        if isinstance(node, ast.ImportFrom) and node.level:
+        if isinstance(node, ast.ImportFrom) and (node.level or _of_project(node.module)):
             return ("\n" + " " * node.col_offset).join(self._imports(node))
+        if isinstance(node, ast.Import) and any(_of_project(alias.name) for alias in node.names):
+            raise ValueError(f"`{ast.unparse(node)}` cannot be rewritten: use `from {PROJECT}.MODULE import NAME`")
         if isinstance(node, ast.Import | ast.ImportFrom):
             package = (node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
             if package == "pydantic":
@@ -109,11 +114,12 @@ class Flattened:
         return None
 
     def _imports(self, node: ast.ImportFrom) -> list[str]:
-        """A relative import as imports from files of the same folder."""
-        parts = self.module.split(".")
-        if node.level > len(parts):
+        """An import from this project as imports from files of the same folder."""
+        parts = [PROJECT, *self.module.split(".")]
+        if node.level >= len(parts):
             raise ValueError(f"{self.module}: `{ast.unparse(node)}` leads out of this project")
-        origin = ".".join([*parts[: len(parts) - node.level], *([node.module] if node.module else [])])
+        package = parts[: len(parts) - node.level] if node.level else []
+        origin = ".".join([*package, *([node.module] if node.module else [])]).removeprefix(PROJECT).lstrip(".")
         names: dict[str, list[str]] = {}
         lines = []
         for alias in node.names:
@@ -123,7 +129,7 @@ class Flattened:
             elif (owner := _exports(origin).get(alias.name)) is not None:
                 names.setdefault(owner, []).append(given)
             else:
-                whole = f"{origin}.{alias.name}"
+                whole = f"{origin}.{alias.name}".lstrip(".")
                 lines.append(f"from . import {_flat(whole, self.names)} as {alias.asname or alias.name}")
                 self.whole.add(whole)
         self.named |= names.keys()
@@ -140,6 +146,10 @@ def _exports(package: str) -> dict[str, str]:
     tree = ast.parse(file.read_text(encoding="utf-8") if file.exists() else "")
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1]
     return {alias.name: f"{package}.{node.module}" for node in imports for alias in node.names}
+
+
+def _of_project(module: str | None) -> bool:
+    return module is not None and module.split(".")[0] == PROJECT
 
 
 def _is_package(module: str) -> bool:

@@ -14,6 +14,7 @@ from ..kernels.loss.cross_entropy import LARGE, piece_rows
 from .context_parallel import ContextParallel, SimulatedRank
 from .evaluation import autocast
 from .transformer import Transformer
+from .working_memory import working_bytes
 
 # Dense bf16 matrix rate without sparsity, FLOP/s, from the vendors' data sheets, by the name the driver gives.
 PEAK_BF16 = {
@@ -91,29 +92,40 @@ def training_memory(
     The sum of weights, AdamW's moments, the tensors saved by the forward pass, and the working memory of the loss, of
     one block or of its encoding, whichever is largest; or, if larger, weights, moments, all gradients and one block.
     Saved tensors are measured on two and three rows of `length` tokens (on a CPU, at most 512 per rank more than
-    the window) and extrapolated to `batch_size` rows.
+    the window) and extrapolated to `batch_size` rows. On a CPU, so is the working memory of blocks.
 
     Args:
         compiled: the blocks will be compiled, which saves less and recomputes more.
         ranks: number of devices that share each row.
     """
-    layers, rows = len(model.blocks), batch_size
-    weights = 4.0 * model.parameter_count()
-    saved = _extrapolated(model, rows, length, precision, compiled, ranks)
-    queries = length if ranks == 1 else ContextParallel(ranks).chunk(length)  # a rank processes one chunk at a time
-    scratch = max(encoding.scratch_bytes(rows, queries, length) for encoding in model.encodings)
-    block = max(saved / layers, scratch)
-    if model.checkpointing:
-        # Only each block's input is saved; the backward pass recomputes the rest, block by block. It also needs working
-        # memory: first for the MLP, a quarter of what the block saves, and after freeing that, for the encoding.
-        model.checkpointing = False
-        try:
-            block = (_extrapolated(model, rows, length, precision, compiled, ranks) - saved) / layers
-            block += max(block / 4, scratch)
-        finally:
-            model.checkpointing = True
+    rows, weights = batch_size, 4.0 * model.parameter_count()
+    saves = partial(_extrapolated, model, rows, length, precision, compiled, ranks)
+    saved = saves()
+    if model.embedding.weight.device.type == "cpu" and ranks == 1:
+        block = working_bytes(model, rows, length, precision)
+    else:
+        block = _block_bytes(model, rows, length, ranks, saved, saves)
     loss = _loss_bytes(rows * _own_tokens(length, ranks), model.head.weight, precision)
     return max(3 * weights + saved + max(loss, block), 4 * weights + block)
+
+
+def _block_bytes(
+    model: Transformer, rows: int, length: int, ranks: int, saved: float, saves: Callable[[], float]
+) -> float:
+    """Working memory of one block or its encoding in bytes, from what all blocks save."""
+    layers = len(model.blocks)
+    queries = length if ranks == 1 else ContextParallel(ranks).chunk(length)  # a rank processes one chunk at a time
+    scratch = max(encoding.scratch_bytes(rows, queries, length) for encoding in model.encodings)
+    if not model.checkpointing:
+        return max(saved / layers, scratch)
+    # Only each block's input is saved; the backward pass recomputes the rest, block by block. It also needs working
+    # memory: first for the MLP, a quarter of what the block saves, and after freeing that, for the encoding.
+    model.checkpointing = False
+    try:
+        block = (saves() - saved) / layers
+    finally:
+        model.checkpointing = True
+    return block + max(block / 4, scratch)
 
 
 def _own_tokens(length: int, ranks: int) -> int:

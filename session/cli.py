@@ -22,7 +22,7 @@ from ..core.terminal import printable
 from .command import Command
 from .configuration import asked, trusted_by
 from .explaining import one_line_errors
-from .overrides import refuse_no_choice, refuse_unknown_flags, refuse_unread, with_new_keys
+from .overrides import refuse_no_choice, refuse_removals, refuse_unknown_flags, refuse_unread, with_new_keys
 from .settings import CONFIGS
 from .trust import trusting
 
@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with one_line_errors():
         refuse_unknown_flags(given)
         refuse_no_choice(given)
+        refuse_removals(given)
         sys.argv = [program, *arranged(given)]  # Hydra reads them there
         job()
         sweep.report()

@@ -73,6 +73,16 @@ def refuse_no_choice(arguments: Sequence[str]) -> None:
             raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
 
 
+def refuse_removals(arguments: Sequence[str]) -> None:
+    """Raise UserError for Hydra's `~key`, which removes a key: no group can be missing, and options have defaults."""
+    for argument in arguments:
+        if argument.startswith("~"):
+            key = key_of(argument)
+            raise UserError(
+                f"{argument}: settings cannot be removed: leave it out to use the default, or write {key}=VALUE"
+            )
+
+
 def refuse_hidden_choices(overrides: Sequence[str]) -> None:
     """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden."""
     given = dict(each.split("=", 1) for each in overrides if "=" in each)

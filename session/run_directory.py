@@ -95,7 +95,10 @@ class RunDirectory:
         except NotADirectoryError as error:
             raise UserError(f"run={path} is a file: give the directory of a run of task=train") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"run={path}: config.yaml cannot be read ({one_line(error)})") from error
+            raise UserError(
+                f"run={path}: config.yaml cannot be read ({one_line(error)}): copy the run again, or delete this file "
+                "and rerun the command that trained the run to write it again"
+            ) from error
         return cls(path, config)
 
     @property
@@ -227,8 +230,7 @@ class RunDirectory:
                     "free some space, or choose another folder with runs=DIRECTORY"
                 )
             with lock:
-                if not self.config_file.exists():
-                    write_text(self.config_file, as_yaml(written(self.config)))
+                self.keep_config()
                 try:
                     yield
                 except FileNotFoundError as error:
@@ -239,6 +241,11 @@ class RunDirectory:
                     ) from error
         except Timeout as error:
             raise HeldError(f"{self.path}: another process is training this run: wait for it or stop it") from error
+
+    def keep_config(self) -> None:
+        """Write config.yaml if it does not exist."""
+        if not self.config_file.exists():
+            write_text(self.config_file, as_yaml(written(self.config)))
 
     @contextmanager
     def failure_recorded(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,10 +131,11 @@ class Bundle:
             length: longest context in tokens; None for the length of training.
 
         Raises:
-            UserError: a file is missing or of another kind, or there is nothing to score in it.
+            UserError: a file is missing or of another kind, or there is nothing to score in it; or an item is neither a
+                string nor a path.
         """
         refuse_questions(self.domain)
-        items, named = [item] if isinstance(item, str | Path) else [*item], []
+        items, named = [*item] if isinstance(item, Iterable) and not isinstance(item, str | bytes) else [item], []
         if not items:
             raise UserError("score([]): give at least one text or file")
         for number, each in enumerate(items):
@@ -248,8 +249,13 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
     return Bundle(model, session.domain, session.data.length, session.evaluation.overlap)
 
 
-def _path(item: str | Path, domain: Domain) -> Path | None:
-    """The file that `item` names; None if it is text."""
+def _path(item: object, domain: Domain) -> Path | None:
+    """The file that `item` names; None if it is text. Raises UserError for another type."""
+    if not isinstance(item, str | Path):
+        raise UserError(
+            f"an object of the type {type(item).__name__} is neither text nor a file: give a string, a pathlib.Path, "
+            "or to score several, a list of these"
+        )
     if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
         place = os.path.expanduser(item)
         return Path(place) if os.path.isfile(place) or FILE_NAME.fullmatch(item) else None

@@ -47,16 +47,17 @@ class Generate(Task):
         run = RunDirectory.open(session.config["run"]).trained()
         store, transformer = session.trained(run)
         if self.prompt is None and session.domain.solved is not None:
-            self._print(session, write_answers(session, transformer, store, self.samples, run.path / "samples"))
+            written = write_answers(session, transformer, store, self.samples, run.path / "samples")
+            self._list(session, written)
+            print_preview(session, written)
         else:
             self._samples(session, run, transformer, store)
 
-    def _print(self, session: Session, written: Sequence[Path]) -> None:
+    def _list(self, session: Session, written: Sequence[Path]) -> None:
         for path in written[:SHOWN]:
             session.console.print(f"wrote {path}", soft_wrap=True)
         if len(written) > SHOWN:
             session.console.print(f"... and {len(written) - SHOWN} more files in {written[0].parent}", soft_wrap=True)
-        print_preview(session, written)
 
     def _samples(self, session: Session, run: RunDirectory, transformer: Transformer, store: Store) -> None:
         ids = np.array([session.domain.start])
@@ -69,7 +70,12 @@ class Generate(Task):
             folder.mkdir(parents=True, exist_ok=True)
             session.domain.render(session.domain.decode(ids.tolist()), folder / f"{name}-prompt")
         pieces = draw_samples(session, transformer, prompt, self.tokens, seed=self.seed, **settings)
-        self._print(session, render_samples(session.domain, pieces, folder, name))
+        written = render_samples(session.domain, pieces, folder, name)
+        self._list(session, written)
+        if self.prompt is None:
+            print_preview(session, written)
+        elif continuation := session.domain.preview(session.domain.decode(pieces[0][len(ids) :])):
+            _print_text(session, f"{written[0].name}, after the prompt", continuation, written[0])
         if self.prompt is None and run.manifest.get("finished"):
             write_measures(session, run, store, pieces, name)
 
@@ -158,13 +164,15 @@ def print_preview(session: Session, files: Sequence[Path]) -> None:
     """Print the beginning of the first sample in `files`, and where to listen to it if it is music."""
     for file in files:
         if text := _preview(session.domain, file):
-            session.console.print(f"\n{file.name}")
-            session.console.print(text, soft_wrap=True)
-            if file.suffix == ".mid":
-                session.console.print(
-                    f"listen: open {file} in a MIDI player, or the page of task=report", soft_wrap=True
-                )
+            _print_text(session, file.name, text, file)
             return
+
+
+def _print_text(session: Session, title: str, text: str, file: Path) -> None:
+    session.console.print(f"\n{title}")
+    session.console.print(text, soft_wrap=True)
+    if file.suffix == ".mid":
+        session.console.print(f"listen: open {file} in a MIDI player, or the page of task=report", soft_wrap=True)
 
 
 def _preview(domain: Domain, file: Path) -> str:

@@ -182,13 +182,13 @@ class Report(Task):
         if found:
             forest = forest_plot(found, folder / "across-forest", "Differences of all comparisons", percent=True)
             table, findings = across_table(found, kept), {"across-forest": counted_verdicts(found)}
-            across = Section("across", "All comparisons", "", [table], _present([forest]), [], findings)
+            across = Section("across", "Overview", "", [table], _present([forest]), [], findings)
             sections.insert(0, across)
         return sections
 
     def _markdown(self, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> str:
         parts = ["# Report\n", "## Results\n", *(f"- {as_markdown(each.sentence)}" for each in results), ""]
-        for section in sections:
+        for section in _shown(study, sections):
             parts.append(f"## {as_markdown(section.title)}\n")
             if section.description:
                 parts.append(f"{as_markdown(section.description)}\n")
@@ -247,7 +247,7 @@ def put(made: Path, out: Path) -> None:
 
 
 def _shown(study: Study, sections: Sequence[Section]) -> Sequence[Section]:
-    """The sections of the page. A single comparison needs no section of all comparisons, which would repeat it."""
+    """The sections of the page and of report.md. A single comparison needs no overview, which would repeat it."""
     return sections[1:] if len(study.comparisons) == 1 and len(study.comparisons[0].splits) == 1 else sections
 
 

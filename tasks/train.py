@@ -67,6 +67,8 @@ class Train(Task):
                 fit(session, run, store, model, graphs[0], first)
                 self._finish(session, run, store, first)
         else:
+            if first:
+                run.keep_config()
             session.console.print(f"already finished; to train it again, delete {run.path}", soft_wrap=True)
         if first:
             self._show(session, run, store)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.legends import Elements, Legend
 from ...kernels.attention.distance import distance_attention
-from ...kernels.attention.rows import Rows
+from ...kernels.attention.rows import Rows, queries_in_block
 from ...kernels.choice import Needs
 from ...kernels.precision import wide
 from ..base import Encoding, Portrait
@@ -52,6 +52,9 @@ class DistanceBias(Encoding):
     ) -> Tensor:
         k, v = with_past(k, v, state)
         return distance_attention(q, k, v, self.table(k), context.documents, implementation=context.plan)
+
+    def block_queries(self, batch: int, keys: int) -> int | None:
+        return queries_in_block(batch, self.heads, keys)
 
     @property
     def needs(self) -> Needs:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...kernels.attention.rows import SCORES, Rows, attend_rows
+from ...kernels.attention.rows import SCORES, Rows, attend_rows, queries_in_block
 from ...kernels.choice import Needs
 from ..base import Encoding
 from ..contract.context import Context
@@ -43,16 +43,16 @@ class RowEncoding(Encoding):
         """
         return ()
 
-    def rows(self, q: Tensor, k: Tensor) -> int | None:
-        """Number of queries in a block; None for the default of `attend_rows`."""
-        return None
+    def block_queries(self, batch: int, keys: int) -> int | None:
+        return queries_in_block(batch, self.heads, keys)
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
         k, v = with_past(k, v, state)
         tensors = self.score_tensors(k, context)
-        return attend_rows(q, k, v, self.scores, tensors, context.documents, rows=self.rows(q, k))
+        rows = self.block_queries(q.shape[0], k.shape[1])
+        return attend_rows(q, k, v, self.scores, tensors, context.documents, rows=rows)
 
     @property
     def needs(self) -> Needs:

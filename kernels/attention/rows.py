@@ -146,6 +146,11 @@ def _tf32() -> Iterator[None]:
 Function = Callable[..., Tensor]
 
 
+def queries_in_block(batch: int, heads: int, keys: int) -> int:
+    """As many queries as make `SCORES` scores with all `keys`, at least one."""
+    return max(1, SCORES // max(1, batch * heads * keys))
+
+
 @uncompiled  # the compiler would unroll the loop over blocks
 def attend_rows(
     q: Tensor,
@@ -170,7 +175,7 @@ def attend_rows(
             that are not visible are masked afterwards, so their scores may have any value except NaN.
         tensors: tensors that `scores` takes; None is passed on.
         documents: boundaries of packed documents and windows, for all S tokens. Default: None.
-        rows: number of queries in a block. Default: None, as many as make `SCORES` scores.
+        rows: number of queries in a block. Default: None, `queries_in_block`.
         lse: whether the result has one more channel, the log-sum-exp of the scores of each query. Default: False.
 
     Returns:
@@ -180,7 +185,7 @@ def attend_rows(
         ValueError: incompatible shapes.
     """
     check_shapes(q, k, documents)
-    rows = rows or max(1, SCORES // max(1, q.shape[0] * q.shape[2] * k.shape[1]))
+    rows = rows or queries_in_block(q.shape[0], q.shape[2], k.shape[1])
     starts = None if documents is None else documents.borders[0]
     return _RowBlocks.apply(scores, rows, lse, starts, q, k, v, *tensors)
 

@@ -55,8 +55,7 @@ def test_percentages_refer_to_the_paired_seeds_of_the_reference(tmp_path, report
     assert float(row["nats_per_token"]) > 1.4 * float(full["nats_per_token"])
     assert row["difference"] == full["difference"]
     assert row["difference_percent"] == full["difference_percent"]
-    # Under the domain's table, and under that across domains.
-    assert (more / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 2
+    assert (more / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 1
 
 
 def test_pairing_note_lists_each_difference_once(tmp_path, report):
@@ -66,6 +65,18 @@ def test_pairing_note_lists_each_difference_once(tmp_path, report):
     folder, _ = report()
     # Under each split's table, and under that across domains.
     assert (folder / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 3
+
+
+@pytest.mark.parametrize("domains", [["jsb"], ["jsb", "genome"]])
+def test_no_heading_or_table_of_the_report_is_repeated(tmp_path, report, domains):
+    for domain in domains:
+        make_run(tmp_path / "runs", "rope", 0, domain=domain)
+        make_run(tmp_path / "runs", "pope", 0, domain=domain)
+    folder, _ = report()
+    lines = (folder / "report.md").read_text().splitlines()
+    titles = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    assert len({*titles}) == len(titles)
+    assert ("All comparisons" in titles) == (len(domains) > 1)
 
 
 def test_comparisons_of_one_domain_have_separate_files(tmp_path, report):

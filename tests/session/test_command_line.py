@@ -12,6 +12,7 @@ from command_support import run_command  # noqa: F401
 from conftest import DATA, REPOSITORY
 from filelock import FileLock
 from hydra.errors import MissingConfigException
+from report_support import make_run
 
 import bearings
 from bearings.session.explaining import explain
@@ -45,6 +46,9 @@ MISTAKES = {
     "+foo={a:3}": "foo: unknown key; ",
     "experiment=null": "experiment=null: leave it out, or name a file; allowed: debug, ",
     "encoding=": "encoding=: leave it out, or name a file; allowed: absolute_learned, ",
+    "~encoding": "~encoding: settings cannot be removed: leave it out to use the default, or write encoding=VALUE\n",
+    "~encoding.delta_init": "~encoding.delta_init: settings cannot be removed: ",
+    "~seed task=check": "~seed: settings cannot be removed: ",
     "seed=0,1": "seed=0,1: for a sweep over these values, add -m; for a list, write seed=[0,1]",
     "--resolve": "--resolve: it needs --cfg job",
     "steps=3": "steps: unknown key; did you mean trainer.steps?",
@@ -221,6 +225,17 @@ def test_an_unwritable_place_is_one_line(run, tmp_path):
     status, _, err = run("task=prepare", "stores=file/data")
     assert status == 2
     assert re.fullmatch(r"error: file[^\n]*choose other[^\n]*\n", err), err
+
+
+@pytest.mark.parametrize("place", ["file/out", f"{300 * 'o'}", "/proc/out"])
+@pytest.mark.parametrize("task", ["report", "keep", "export"])
+def test_a_place_where_no_folder_can_be_made_is_one_line(run, tmp_path, task, place):
+    (tmp_path / "file").write_text("")
+    path = make_run(tmp_path / "runs", "rope", 0)
+    status, _, err = run(f"task={task}", f"task.out={place}", *([] if task == "report" else [f"run={path}"]))
+    assert status == 2
+    assert err.startswith(f"error: {place.split('/')[0]}")
+    assert re.fullmatch(r"error: [^\n]*choose other folders [^\n]*task.out[^\n]*\n", err), err
 
 
 def test_help_shows_commands_choices_and_options(run):

@@ -30,6 +30,17 @@ def test_printing_a_finished_run_does_not_change_its_manifest(tmp_path):
     assert run.manifest == before
 
 
+def test_a_damaged_configuration_is_written_again_by_the_command_that_trained_the_run(tmp_path):
+    run, _ = go(configured(tmp_path))
+    whole = run.config_file.read_bytes()
+    run.config_file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read .*: copy the run again, or delete this file and"):
+        go(configured(tmp_path))
+    run.config_file.unlink()
+    go(configured(tmp_path))
+    assert run.config_file.read_bytes() == whole
+
+
 def test_a_directory_of_another_configuration_is_refused(tmp_path):
     run, _ = go(configured(tmp_path))
     other = configured(tmp_path, "optimizer.learning_rate=0.5") | {"run": str(run.path)}

@@ -82,6 +82,8 @@ def test_samples_are_what_the_domain_decodes(text, tmp_path):
     assert path.read_text() == sample
     with pytest.raises(ValueError, match="temperature=-1"):
         bundle.sample(temperature=-1)
+    with pytest.raises(UserError, match="an object of the type int is neither text nor a file"):
+        bundle.sample(3)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,9 @@ def test_samples_are_what_the_domain_decodes(text, tmp_path):
         "missing.txt": "missing.txt cannot be read",
         "half \ud800": "an unpaired surrogate",
         (): "give at least one text or file",
+        3: "an object of the type int is neither text nor a file: give a string, a pathlib.Path, or to score",
+        b"the cat": "an object of the type bytes is neither",
+        ("the cat", None): "an object of the type NoneType is neither",
     }.items(),
 )
 def test_what_cannot_be_scored_is_an_error(text, item, message):

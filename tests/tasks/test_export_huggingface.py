@@ -15,6 +15,7 @@ from bearings.core.errors import UserError
 from bearings.lightning_modules.sampling import sample
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.session.trust import trusting
 from bearings.tasks.export import Export
 
 # Modules that are None cannot be imported.
@@ -100,6 +101,11 @@ def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 def test_a_fresh_process_loads_generates_and_scores(run, tmp_path):
+    check_in_a_fresh_process(run, tmp_path)
+
+
+def check_in_a_fresh_process(run, tmp_path):
+    """Export to `tmp_path / "model"`, and compare logits, loss and samples with those of a process without bearings."""
     session = export(run, format="hf", out=str(tmp_path / "model"))
     ids = torch.arange(24).reshape(2, 12) % 11 + 1
     torch.save(ids, tmp_path / "ids.pt")
@@ -122,3 +128,65 @@ def test_a_fresh_process_loads_generates_and_scores(run, tmp_path):
     assert torch.equal(found["logits"], logits)
     assert torch.allclose(found["loss"], nats / 22)
     assert torch.equal(found["drawn"][:, 12:], sample(model, ids, 6, temperature=0))
+
+
+OWN = '''
+"""An encoding of one's own package."""
+from typing import Annotated
+from pydantic import Field
+from bearings.encodings.rope import RoPE
+
+class Slow(RoPE):
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, head_dim: int, speed: Annotated[float, Field(gt=0)] = 0.5
+    ):
+        super().__init__(width, heads, kv_heads, head_dim)
+        self.speed = speed
+
+    def encode_query(self, q, positions):
+        return super().encode_query(q, positions * self.speed)
+
+    def encode_key(self, k, positions):
+        return super().encode_key(k, positions * self.speed)
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A run with an encoding of another package, `OWN`, in a file to which tests may add."""
+    file = tmp_path / "packages" / "theirs" / "slow.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(OWN)
+    (file.parent / "helpers.py").write_text("SPEED = 0.5\n")
+    monkeypatch.syspath_prepend(file.parents[1])
+    config = configured(tmp_path, "trainer.steps=8")
+    config["encoding"] = {"_target_": "theirs.slow.Slow", "speed": 0.25}
+    with trusting("theirs"):
+        yield go(config)[0], file
+    for name in [name for name in sys.modules if name.split(".")[0] == "theirs"]:
+        del sys.modules[name]
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_an_encoding_of_another_package_is_copied(own, tmp_path):
+    run, _ = own
+    check_in_a_fresh_process(run, tmp_path)
+    assert "class Slow(RoPE)" in (tmp_path / "model" / "bearings_encodings_theirs_slow.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    {
+        "from .helpers import SPEED": r"imports from its own package \(`from \.helpers import SPEED`\), and only",
+        "import theirs.helpers": r"its file imports from its own package \(`import theirs\.helpers`\)",
+        "from bearings.encodings import NoPE": r"transformers: bearings\.encodings\.NoPE is not a module: import names",
+        "import bearings.encodings.nope": r"transformers: `import bearings\.encodings\.nope` cannot be rewritten: use",
+    }.items(),
+)
+def test_what_cannot_be_copied_is_named_in_one_line(own, tmp_path, line, message):
+    run, file = own
+    file.write_text(f"{OWN}\n{line}\n")
+    with pytest.raises(UserError, match=message) as raised:
+        export(run, format="hf", out=str(tmp_path / "model"))
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "model").exists()

@@ -60,6 +60,20 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]
 
 
+def test_the_terminal_shows_the_continuation_of_a_prompt(tmp_path, monkeypatch):
+    drawn = torch.tensor([1, 2, 3, 4]).repeat(20)
+    monkeypatch.setattr("bearings.tasks.generate.sample", lambda model, prompt, tokens, **_: drawn.expand(2, -1))
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8", "task.samples=0"))
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    session.console = Console(file=io.StringIO(), width=200)
+    (tmp_path / "prompt.txt").write_text(40 * "jihgfedc")  # longer than what the terminal shows
+    Generate(prompt=str(tmp_path / "prompt.txt"), tokens=80)(session)
+    printed = session.console.file.getvalue()
+    (first, *lines) = printed.partition("-0.txt, after the prompt\n")[2].splitlines()
+    assert [first, *lines] == [18 * "abcd", 2 * "abcd"]
+    assert "jihg" not in printed
+
+
 def test_samples_are_measured_like_test_pieces_of_the_same_length(tmp_path, monkeypatch):
     class Counted(Letters):
         measures = Measures({"share_of_b": "share of b"}, "8 letters", "position, letters", 8.0, "Counted.")

@@ -1,0 +1,65 @@
+"""The memory that is estimated before training on a CPU is what a step takes at its peak."""
+
+import pytest
+import torch
+from encodings_support import MECHANISMS, one_thread  # noqa: F401
+from torch.profiler import ProfilerActivity, profile
+from transformer_support import shipped
+
+from bearings.kernels.attention import rows as row_blocks
+from bearings.lightning_modules import working_memory
+from bearings.lightning_modules.cost import training_memory
+from bearings.lightning_modules.language_model import LanguageModel
+from bearings.lightning_modules.transformer import Transformer
+from bearings.session.overrides import choices_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def peak_of_a_step(model, rows, length):
+    """Bytes at the peak of a step, from the allocations that PyTorch's profiler records."""
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(50, (rows, length))
+
+    def step():
+        optimizer.zero_grad()
+        (model.nats({"inputs": tokens, "targets": tokens}) / tokens.numel()).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return 12 * model.transformer.parameter_count() + peak
+
+
+def check(name, rows, length, within=0.1, **sizes):
+    sizes = {"width": 48, "layers": 2, "heads": 3, **sizes}
+    model = LanguageModel(Transformer(50, shipped(name), **sizes), seed=0, steps=1)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    estimate = training_memory(model.transformer, rows, length, "32-true")
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert estimate == pytest.approx(peak_of_a_step(model, rows, length), rel=within)
+
+
+@pytest.mark.parametrize("name", choices_of("encoding"))
+def test_the_estimate_is_the_peak(name):
+    check(name, 4, 160)
+
+
+@pytest.mark.parametrize("name", ["nope", "alibi", "cope", "path"])
+def test_the_estimate_is_the_peak_with_checkpointing(name):
+    check(name, 4, 160, checkpointing=True)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_long_rows_are_estimated_from_short_ones_and_the_size_of_a_block(name, monkeypatch):
+    monkeypatch.setattr(working_memory, "MEASURED", 128)
+    monkeypatch.setattr(row_blocks, "SCORES", 2**17)  # 6 rows of 320 tokens take several blocks
+    check(name, 6, 320, within=0.2)
