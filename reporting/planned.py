@@ -46,8 +46,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
     `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
     or the model of the tables, to compare with. `variants` has setting keys under which one hypothesis is tested
-    repeatedly, and `compare` those whose values are compared as encodings are. `question` and `would_change`, what would
-    change the answer, are text. Keys without a value are ignored.
+    repeatedly, and `compare` those whose values are compared as encodings are. `question` and `would_change`, what
+    would change the answer, are text. Keys without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets
