@@ -12,7 +12,7 @@ from ..encodings.base import Encoding
 from .evaluation import autocast
 from .transformer import Transformer
 
-MEASURED = 512  # most tokens of a measured row
+MEASURED = 256  # most tokens of a measured row
 
 
 class LiveBytes(TorchDispatchMode):
@@ -55,7 +55,7 @@ class LiveBytes(TorchDispatchMode):
 def working_bytes(model: Transformer, rows: int, length: int, precision: str) -> float:
     """Working memory of the blocks in a step on `rows` rows of `length` tokens, in bytes, without the loss.
 
-    It is measured on two and three rows of at most 512 tokens. It grows with the pairs of a query and a key whose
+    It is measured on two and three rows of at most 256 tokens. It grows with the pairs of a query and a key whose
     scores exist at once, or with the tokens if attention never holds scores.
     """
     short = min(length, MEASURED)
