@@ -156,6 +156,11 @@ def _page(
     for file, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
+    claimed = claims_table(study, listed.get("claims", ()))
+    for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
+        parts.append(f"## {as_markdown(table.title)}")
+        parts.append(replace(table, title="").markdown().strip())
+    parts.append("## Files")
     given = [LIST]
     if (folder / TUNED).exists():
         parts.append(f"`{TUNED}` has the results of the search, by `task=tune`.")
@@ -176,19 +181,19 @@ def _page(
         f"- `python main.py task=study study={name}`: train the missing runs\n"
         f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples"
     )
-    claimed = claims_table(study, listed.get("claims", ()))
-    for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
-        parts.append(f"## {as_markdown(table.title)}")
-        parts.append(replace(table, title="").markdown().strip())
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _lengths(measured: Measured) -> list[str]:
     """Loss under other context lengths: a sentence and a table."""
-    table = lengths_table(plain(measured) if len(measured) > MOST else measured, "")
-    longest = max((key for key in table.columns if key.startswith("at_")), key=lambda key: int(key[3:]))
-    table = replace(table, rows=sorted(table.rows, key=lambda row: row.get(longest, math.inf)))
+    table = _best_first(lengths_table(plain(measured) if len(measured) > MOST else measured, ""))
     return [as_markdown(holding(table)), table.markdown().strip()]
+
+
+def _best_first(lengths: Table) -> Table:
+    """The table with its rows sorted by the loss in the longest context."""
+    longest = max((key for key in lengths.columns if key.startswith("at_")), key=lambda key: int(key[3:]))
+    return replace(lengths, rows=sorted(lengths.rows, key=lambda row: row.get(longest, math.inf)))
 
 
 def _further(study: Study, reference: str) -> list[Table]:
@@ -199,7 +204,7 @@ def _further(study: Study, reference: str) -> list[Table]:
         for name in names_of(comparison):
             title = f"{comparison.name}, {name}: context lengths"
             perplexity = comparison.units == ("byte",)
-            tables.append(lengths_table(lengths_of(comparison, name), title, perplexity=perplexity))
+            tables.append(_best_first(lengths_table(lengths_of(comparison, name), title, perplexity=perplexity)))
     return tables
 
 
