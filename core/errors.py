@@ -3,6 +3,7 @@
 import difflib
 import errno
 import json
+import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -79,6 +80,7 @@ def explain_os_error(error: OSError) -> str | None:
     advice = {
         errno.ENOSPC: f"the disk is full: free some space, or {elsewhere}",
         errno.EDQUOT: f"the disk quota is used up: free some space, or {elsewhere}",
+        errno.ENOENT: f"no such file or directory: if it was deleted, rerun the same command; otherwise {elsewhere}",
         errno.EACCES: f"permission denied: change its permissions, or {elsewhere}",
         errno.EROFS: f"the file system is read-only: {elsewhere}",
         errno.ENOTDIR: f"a part of the path is a file: {elsewhere}",
@@ -88,5 +90,5 @@ def explain_os_error(error: OSError) -> str | None:
     }.get(error.errno or 0)
     if advice is None and error.filename and error.strerror:
         advice = f"{error.strerror[0].lower()}{error.strerror[1:]}: {elsewhere}"
-    place = TEMPORARY.sub(r"\1", str(error.filename or "writing failed"))
+    place = TEMPORARY.sub(r"\1", os.fsdecode(error.filename or "writing failed"))
     return advice and f"{place}: {advice}"

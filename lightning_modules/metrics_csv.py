@@ -7,6 +7,8 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
+from ..core.checked_files import why
+from ..core.errors import UserError
 from ..core.whole_files import written_whole
 
 
@@ -31,10 +33,16 @@ class MetricsCSV(Logger):
     def _begin(self, resume_step: int, validated_step: int) -> None:
         path, kept = self.path, []
         if path.exists():
-            with open(path, newline="") as file:
-                for row in csv.DictReader(file):
-                    if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step):
-                        kept.append(row)
+            try:
+                with open(path, newline="") as file:
+                    for row in csv.DictReader(file):
+                        if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step):
+                            kept.append(row)
+            except (KeyError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"{path} is damaged ({why(error)}): delete it and rerun the same command, which resumes "
+                    "without its rows"
+                ) from error
         with written_whole(path) as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
@@ -44,7 +52,10 @@ class MetricsCSV(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row = {"step": step, **{name: f"{value:.8g}" for name, value in metrics.items()}}
         with open(self.path, "a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
+            writer = csv.DictWriter(file, self.columns)
+            if not file.tell():  # the file was deleted during training
+                writer.writeheader()
+            writer.writerow(row)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: hyperparameters are in the run's config.yaml."""

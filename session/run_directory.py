@@ -167,16 +167,22 @@ class RunDirectory:
         return found
 
     def write_manifest(self, **facts: Any) -> None:
-        """Add entries to manifest.json atomically."""
+        """Add entries to manifest.json atomically. Raises UserError if it was deleted after training began."""
         with self._manifest_locked():
-            write_text(self.path / "manifest.json", manifest_text({**self.manifest, **facts}))
+            self._write_facts({**self.manifest, **facts})
 
     def seal(self, *files: Path) -> None:
         """Record digests of `files` in the manifest, for `check_unchanged`."""
         with self._manifest_locked():
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
-            facts = {**self.manifest, "files": {**self.manifest.get("files", {}), **digests}}
-            write_text(self.path / "manifest.json", manifest_text(facts))
+            self._write_facts({**self.manifest, "files": {**self.manifest.get("files", {}), **digests}})
+
+    def _write_facts(self, facts: Mapping) -> None:
+        if "store" not in facts:  # which `begin_session` has written
+            raise UserError(
+                f"{self.path / 'manifest.json'} was deleted: rerun the command that trained the run to write it again"
+            )
+        write_text(self.path / "manifest.json", manifest_text(facts))
 
     def _manifest_locked(self) -> FileLock:
         if not self.path.is_dir():  # taking the lock would recreate a deleted directory
@@ -205,7 +211,8 @@ class RunDirectory:
         if not there.is_dir():
             raise OSError(wrong, os.strerror(wrong), str(there))
         if there != self.path and not os.access(there, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+            wrong = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(wrong, os.strerror(wrong), str(there))
 
     @contextmanager
     def claimed(self, checkpoint_bytes: float) -> Iterator[None]:
@@ -255,7 +262,7 @@ class RunDirectory:
         except InterruptedRunError:
             raise
         except Exception as error:
-            with suppress(OSError):  # the error may be a full disk
+            with suppress(OSError, UserError):  # the error may be a full disk, or a deleted manifest
                 self.write_manifest(failed=one_line(error, LONGEST_LINE))
             raise
 

@@ -1,7 +1,10 @@
 """A run's directory: one configuration, source and process; lost, damaged or changed files are reported."""
 
+import errno
 import io
+import os
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +15,12 @@ from rich.console import Console
 from tokenizers import Tokenizer
 from training_support import LETTERS, configured, go
 
+from bearings.core.checked_files import read_csv
 from bearings.core.errors import UserError, explain_os_error
 from bearings.domains.records import Records
 from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
+from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session, read_checkpoint
@@ -227,6 +232,60 @@ def test_a_run_that_is_deleted_while_it_trains_ends_with_a_line(tmp_path, monkey
     with pytest.raises(UserError, match=f"^{run.path} was deleted or moved during training: rerun"):
         go(plain)
     assert not run.path.exists()
+
+
+def deleted_while_training(monkeypatch, run, name, step=20):
+    inner = ProgressLine.on_train_batch_start
+
+    def start(self, trainer, *rest):
+        if trainer.global_step == step:
+            (run.path / name).unlink(missing_ok=True)
+        inner(self, trainer, *rest)
+
+    monkeypatch.setattr(ProgressLine, "on_train_batch_start", start)
+
+
+def test_a_manifest_that_is_deleted_while_the_run_trains_is_written_again(tmp_path, monkeypatch):
+    plain = configured(tmp_path)
+    run = RunDirectory.of(Session.of(plain).config)
+    with monkeypatch.context() as patch:
+        deleted_while_training(patch, run, "manifest.json")
+        with pytest.raises(UserError, match=r"manifest\.json was deleted: rerun the command that trained the run"):
+            go(plain)
+    assert not (run.path / "manifest.json").exists()
+    go(plain)
+    assert run.manifest["finished"]
+
+
+def test_metrics_that_are_deleted_while_the_run_trains_begin_anew(tmp_path, monkeypatch):
+    plain = configured(tmp_path)
+    run = RunDirectory.of(Session.of(plain).config)
+    deleted_while_training(monkeypatch, run, "metrics.csv")
+    go(plain, drawn=True)
+    rows = read_csv(run.path / "metrics.csv", ["step", "train_nll"])
+    assert [int(row["step"]) for row in rows][-1] == 24
+    assert run.manifest["finished"]
+
+
+def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
+    (tmp_path / "metrics.csv").write_text("10,1.5\n20,1.4\n")
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(KeyError: 'step'\): delete it and rerun"):
+        MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20)
+
+
+def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    run = RunDirectory(tmp_path / "runs", {})
+    for flags, message in ((os.ST_RDONLY, "the file system is read-only"), (0, "permission denied")):
+        monkeypatch.setattr("os.statvfs", lambda _, flags=flags: SimpleNamespace(f_flag=flags))
+        with pytest.raises(OSError, match=str(tmp_path)) as raised:
+            run.refuse_impossible_place()
+        assert explain_os_error(raised.value).startswith(f"{tmp_path}: {message}")
+
+
+def test_a_file_name_in_bytes_is_printed_as_text():
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"runs/events.out")
+    assert explain_os_error(error).startswith("runs/events.out: no such file or directory: if it was deleted, rerun")
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
