@@ -270,7 +270,7 @@ def test_metrics_that_are_deleted_while_the_run_trains_begin_anew(tmp_path, monk
 def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
     (tmp_path / "metrics.csv").write_text("10,1.5\n20,1.4\n")
     with pytest.raises(UserError, match=r"metrics\.csv is damaged \(KeyError: 'step'\): delete it and rerun"):
-        MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20)
+        MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20, 20)
 
 
 def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
