@@ -90,7 +90,8 @@ class RunDirectory:
             ) from error
         except KeyError as error:
             raise UserError(
-                f"run={path}: config.yaml has no {error}, so another version wrote it: train the run again"
+                f"run={path}: config.yaml has no {error}, so it is cut off or another version wrote it: copy or train "
+                "the run again"
             ) from error
         except NotADirectoryError as error:
             raise UserError(f"run={path} is a file: give the directory of a run of task=train") from error

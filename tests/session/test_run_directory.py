@@ -38,7 +38,7 @@ def test_printing_a_finished_run_does_not_change_its_manifest(tmp_path):
 def test_a_damaged_configuration_is_written_again_by_the_command_that_trained_the_run(tmp_path):
     run, _ = go(configured(tmp_path))
     whole = run.config_file.read_bytes()
-    run.config_file.write_bytes(whole[: len(whole) // 2])
+    run.config_file.write_bytes(whole[: len(whole) // 2] + b"\n{")
     with pytest.raises(UserError, match=r"config\.yaml cannot be read .*: copy the run again, or delete this file and"):
         go(configured(tmp_path))
     run.config_file.unlink()
