@@ -237,13 +237,19 @@ def _starts(cut: str, previous: bytes, line: bytes, following: bytes) -> bool:
     return cut == "paragraph" or (HEADING.fullmatch(line) is not None and not following.strip())
 
 
-def _jsonl(name: str, path: Path, fields: Fields) -> Iterator[Document]:
+def _table_lines(path: Path) -> Iterator[tuple[int, str, int]]:
+    """`_lines` of a table as text, without the byte order mark with which some programs begin a file."""
     for number, line, at in _lines(path, RECORD):
+        yield number, decoded(line, path, number).removeprefix("\ufeff" if number == 1 else ""), at
+
+
+def _jsonl(name: str, path: Path, fields: Fields) -> Iterator[Document]:
+    for number, line, at in _table_lines(path):
         if not line.strip():
             continue
         place = f"{path} line {number}"
         try:
-            record = json.loads(decoded(line, path, number))
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = one_line(error)
             raise UserError(f"{place} is not JSON ({reason}): each line of a .jsonl file is one object") from error
@@ -259,9 +265,9 @@ def _delimited(name: str, path: Path, fields: Fields) -> Iterator[Document]:
 
     def lines() -> Iterator[str]:
         nonlocal done
-        for number, line, at in _lines(path, RECORD):
+        for _, line, at in _table_lines(path):
             done = at
-            yield decoded(line, path, number).removeprefix("\ufeff" if number == 1 else "")
+            yield line
 
     before = csv.field_size_limit(RECORD)
     quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
@@ -269,6 +275,8 @@ def _delimited(name: str, path: Path, fields: Fields) -> Iterator[Document]:
     try:
         header = next(reader, [])
         _refuse_missing(header, str(path), "column", fields)
+        if twice := [field for field in fields.named if header.count(field) > 1]:
+            raise UserError(f"{path} has several columns {twice[0]!r}: rename or remove all but one")
         for row in reader:
             place = f"{path} line {reader.line_num}"
             if len(row) not in (0, len(header)):

@@ -88,6 +88,12 @@ def test_long_line(tmp_path):
     assert store.unit_counts("train") == {"byte": 10_000_000}
 
 
+@pytest.mark.parametrize(("name", "table"), [("a.csv", 'text\n"a"\n'), ("a.jsonl", '{"text": "a"}\n')])
+def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, name, table):
+    (tmp_path / name).write_text("\ufeff" + table, encoding="utf-8")
+    assert [text for _, text in read(tmp_path / name)] == ["a"]
+
+
 BAD = {
     "empty.txt": (b"", r"empty.txt is empty"),
     "empty.txt.gz": (gzip.compress(b""), r"empty.txt.gz is empty"),
