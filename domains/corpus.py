@@ -100,7 +100,7 @@ class Corpus(Domain):
                     # Documents of a group share a cluster and, unless a field names it, the split.
                     cluster, drawn = documents.drawn(document.group.encode() or document.raw, **self.fractions)
                     split = document.split or of_file.get(name) or ("train" if later else drawn)
-                    if later and not of_file and cluster in held_out:
+                    if later and not of_file and not document.split and cluster in held_out:
                         continue  # a copy of a held-out document
                     if not later and split != "train" and self.held_out_files is not None:
                         held_out.add(cluster)

@@ -119,6 +119,17 @@ def test_held_out_pages_do_not_depend_on_number_of_shards(hub, tmp_path):
     )
 
 
+def test_pages_with_a_named_split_are_never_skipped(tmp_path):
+    """Of a site with a page for validation in the first file, pages of later files are kept, in their own splits."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name, splits in (("0", ("train", "valid", "test")), ("1", ("train", "valid", "test", "test"))):
+        rows = [{"text": f"{name} {i}", "set": split, "site": "a"} for i, split in enumerate(splits)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    domain = OpenWebText(str(folder), tokenizer="bytes", split_field="set", group_field="site")
+    assert domain.prepare(tmp_path / "root").manifest["documents"] == {"train": 2, "valid": 2, "test": 3}
+
+
 def test_wrong_shard_contents_raise(hub, tmp_path):
     Hub.digests["/00001"] = "0" * 64
     with pytest.raises(UserError, match=r"00001.parquet could not be downloaded \(.*wrong contents.*set domain.path="):
