@@ -49,7 +49,8 @@ class Maestro(Domain):
 
     Splits: `official` is the publisher's split by piece. Five titles occur in two of its splits; according to their
     lengths they are different movements, so they form separate clusters. `random` is a fixed 90/5/5 split by
-    performance as in the PoPE paper. There splits share clusters, which improves scores. In both cases,
+    performance as in the PoPE paper. There splits share clusters, which improves scores. Of files with the same tokens,
+    only those in the split of the first are used; the others are `copies_left_out` in the manifest. In both cases,
     `composition_also_in_train` in the manifest is the number of affected performances.
 
     Args:
@@ -110,6 +111,8 @@ class Maestro(Domain):
         clusters = self._clusters(titles, splits)
         midi: dict[str, dict[str, float]] = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
         kept: dict[str, dict[str, float]] = {part: dict.fromkeys(self.units, 0) for part in SPLITS}
+        copies: dict[str, str] = {}
+        first_with: dict[bytes, str] = {}  # the first file with these tokens, by their hash
         for row, found in each(document, release.read(), len(release.performances), self.tokenizer):
             if isinstance(found, str):
                 skipped[row.file] = found
@@ -119,16 +122,21 @@ class Maestro(Domain):
             if skipped and not self.skip_unreadable:
                 continue
             tokens, note_ons = found
-            part = splits[row.file]
+            part, original = splits[row.file], row.file
+            if self.split == "random":
+                original = first_with.setdefault(hashlib.sha256(tokens.tobytes()).digest(), row.file)
+            if splits[original] != part:
+                copies[row.file] = original
+                continue
             units = {unit: float(weights.sum()) for unit, weights in self.unit_weights(tokens).items()}
-            writer.add(row.file, part, clusters[row.file], tokens, units)
+            writer.add(row.file, part, clusters[original], tokens, units)
             seconds = units["second"] if row.seconds is None else row.seconds
             for unit, raw in (("note", note_ons), ("second", seconds)):
                 midi[part][unit] += raw
                 kept[part][unit] += units[unit]
         if skipped and not self.skip_unreadable:
             self._refuse(skipped, release)
-        read = {file: title for file, title in titles.items() if file not in skipped}
+        read = {file: title for file, title in titles.items() if file not in {**skipped, **copies}}
         writer.facts.update(
             grid_ms=round(1000 * self.codec.step, 3),
             midi=midi,
@@ -136,6 +144,7 @@ class Maestro(Domain):
             compositions=len(set(read.values())),
             composition_also_in_train=melodies.shared(read, splits),
             skipped=skipped,
+            copies_left_out=copies,
             unlisted=release.unlisted,
         )
 

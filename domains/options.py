@@ -54,7 +54,8 @@ class MaestroOptions(Options):
         path: the zip of the release, the unpacked folder, or a tar of it; null downloads the zip (56 MB). With
             split=random, also a folder or archive of any MIDI files, each of which counts as a different piece.
         urls: mirrors of the zip, in order.
-        split: official, or random: 90/5/5 % by file as in the PoPE paper, where splits share pieces.
+        split: official, or random: 90/5/5 % by file as in the PoPE paper, where splits share pieces. Copies of a file
+            in another split are left out.
         tokenizer: fine (onsets every 20.8 ms, 313 tokens) or pope (62.5 ms, chords and tempo, 328 tokens as in the PoPE
             paper).
         transpose: training windows are transposed by a uniform draw from those of -transpose..transpose semitones that

@@ -184,6 +184,24 @@ def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
     assert "at least 3 of your own MIDI files" in refusal(mine, tmp_path / "others", split="random")
 
 
+def test_copies_of_a_file_are_in_one_split(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for number in range(60):
+        (mine / f"{number:02d}.mid").write_bytes(content(midi_of(music(number % 40))))
+    domain = Maestro(str(mine), split="random")
+    store = domain.prepare(tmp_path / "stores")
+    splits_of: dict[bytes, set[int]] = {}
+    for index, split in enumerate(store.splits.tolist()):
+        splits_of.setdefault(store.document(index).tobytes(), set()).add(split)
+    assert [len(splits) for splits in splits_of.values()] == [1] * 40
+    assert len(set(store.clusters.tolist())) == 40
+    left_out = store.manifest["copies_left_out"]
+    assert left_out
+    assert {int(copy[:2]) - int(first[:2]) for copy, first in left_out.items()} == {40}
+    assert len(store.names) + len(left_out) == 60
+
+
 def test_invalid_releases_raise(source, tmp_path):
     root = tmp_path / "stores"
     assert "is missing: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
