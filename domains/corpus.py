@@ -98,7 +98,8 @@ class Corpus(Domain):
                         yield from self._blocks(document)
                         continue
                     # Documents of a group share a cluster and, unless a field names it, the split.
-                    cluster, drawn = documents.drawn(document.group.encode() or document.raw, **self.fractions)
+                    same = document.group.encode() or documents.compared(document, path, self.documents)
+                    cluster, drawn = documents.drawn(same, **self.fractions)
                     split = document.split or of_file.get(name) or ("train" if later else drawn)
                     if later and not of_file and not document.split and cluster in held_out:
                         continue  # a copy of a held-out document

@@ -25,6 +25,7 @@ ALLOWED = ".txt, .tokens, .jsonl, .csv or .tsv, each also .gz or .zst, or .parqu
 CALLED = {**{split: split for split in SPLITS}, "training": "train", "validation": "valid", "val": "valid"}
 LIMIT = 1 << 30  # maximum bytes of a .txt or .tokens document, which is held in memory
 RECORD = 1 << 25  # maximum bytes of a .jsonl line or a .parquet value
+ENDS = {"line": b"\n", "paragraph": b"\n\n"}  # of most documents of this kind
 BLOCKS, FEWEST, BLOCK = 400, 20, 1024  # blocks of a single document: maximum, minimum, otherwise one per BLOCK bytes
 # ` = Title = ` in WikiText. Section headings have two or more `=`.
 HEADING = re.compile(rb" = (?!= ).*(?<! =) = \r?\n")
@@ -149,6 +150,15 @@ def blocks(document: Document) -> list[Document]:
     cut = [raw[begin:end] for begin, end in pairwise([*places, len(raw)]) if begin < end]
     names = (f"{document.name}:{number}" for number in range(1, len(cut) + 1))
     return [Document(name, part.decode(), part, document.read) for name, part in zip(names, cut, strict=True)]
+
+
+def compared(document: Document, path: Path, cut: str) -> bytes:
+    """The bytes that are equal for copies of a document of the file at `path`.
+
+    White space after a line or paragraph depends on what follows it, so it does not count.
+    """
+    raw = document.raw
+    return raw.rstrip() + ENDS[cut] if cut in ENDS and is_plain(path) else raw
 
 
 def decoded(raw: bytes, path: Path, line: int) -> str:

@@ -12,6 +12,7 @@ from conftest import DATA
 from text_support import build, jsonl, pages, parquet, zst
 
 from bearings.core.errors import UserError
+from bearings.domains import documents
 from bearings.domains.store import SPLITS
 from bearings.domains.text import Text
 from bearings.domains.tokenization import BPE
@@ -78,6 +79,24 @@ def test_copies_share_a_split_and_fractions_hold(tmp_path):
     other = build(tmp_path / "x.jsonl", tmp_path / "root", valid_fraction=0.2, test_fraction=0.1)
     where = dict(zip(shuffled, other.splits.tolist(), strict=True))
     assert [where[text] for text in texts] == store.splits[:2000].tolist()
+
+
+@pytest.mark.parametrize("cut", ["line", "paragraph"])
+def test_copies_share_a_split_whatever_blank_lines_follow(tmp_path, cut):
+    """The refrains of a song: within a stanza, before the next one, and at the end of the file without a line end."""
+    apart = "\n" if cut == "line" else "\n\n"
+    refrains = [f"refrain {number}" for number in range(60)]
+    copies = [[f"{one}{apart}", f"{one}{apart} \n\n"] for one in refrains]
+    (tmp_path / "song.txt").write_text("".join(map("".join, copies)) + refrains[0])
+    store = build(tmp_path / "song.txt", tmp_path / "root", documents=cut)
+    assert len(store.splits) == 121
+    for labels in (store.splits, store.clusters):
+        assert labels[:120:2].tolist() == labels[1:120:2].tolist()
+        assert labels[0] == labels[120]
+    assert len({*store.clusters.tolist()}) == 60
+    # The hash of a document with the usual end is that of its bytes, so that data prepared earlier keep their splits.
+    drawn = [documents.drawn(first.encode(), 0.3, 0.3)[1] for first, _ in copies]
+    assert [SPLITS[split] for split in store.splits[:120:2]] == drawn
 
 
 def test_split_by_files(tmp_path):
