@@ -135,7 +135,7 @@ def _text(path: Path) -> str:
             parts.append(part)
             if (size := size + len(part)) > MOST_BYTES:
                 raise ValueError(f"more than {MOST_BYTES:,} bytes")
-    return b"".join(parts).decode()
+    return b"".join(parts).decode("utf-8-sig")
 
 
 def _numbers(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray | None:

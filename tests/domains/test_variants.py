@@ -26,6 +26,7 @@ def test_columns_of_a_table(tmp_path):
     assert (found.name, found.names) == ("mine", ["chr1:3:G>T", "chr1:3:G>A"])
     assert found.labels.tolist() == [True, False]
     assert found.groups.tolist() == ["missense", "none given"]
+    assert table(tmp_path, "\ufeff" + ROWS).names == found.names  # as spreadsheets write it
     classes = "chrom\tpos_grch38\tref\talt\tclass\tconsequence\tcadd\tphylop\nchr1\t3\tG\tT\tLOF\tx\t1.5\tNA\n"
     found = table(tmp_path, classes)
     assert (found.labels.tolist(), found.groups.tolist()) == ([True], ["all variants"])
