@@ -95,7 +95,7 @@ def validation_losses(comparison: Comparison) -> str:
 def failures(lengths: Table) -> str:
     """What the plot of other context lengths shows."""
     parts = (f"{row['model']} ({row['stretch']}): {row['fails']}" for row in lengths.rows)
-    return f"Context length at which each model fails: {'; '.join(parts)}."
+    return f"Context length at which the loss of each model rises: {'; '.join(parts)}."
 
 
 def costs(found: Sequence[Score]) -> str:
