@@ -54,6 +54,12 @@ MODELLING = {
 }
 TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
 
+HOLM_NOTE = "Holm p: p-value of the difference, adjusted for all differences of the study (Holm's method)."
+TAKE_OFF_NOTE = "Take-off: the step of the first validation that is half-way between guessing and solving the task."
+CLUSTERS_NOTE = (
+    f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
+)
+
 
 def recorded() -> list[str]:
     """Names of the studies that have records."""
@@ -216,15 +222,18 @@ def table_of(outcome: Outcome) -> str:
 def summary(rows: Iterable[Sequence[Row]]) -> str:
     """Markdown tables of the rows of several studies: one for sequence modelling, one for tasks with right answers."""
     every = [*chain(*rows)]
-    note = (
-        f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
-    )
-    notes = [note] if any(CLUSTERS in row.get("difference_interval", "") for row in every) else []
+    modelling, tasks = ([row for row in every if ("solved" in row) is solving] for solving in (False, True))
+    clusters = any(CLUSTERS in row.get("difference_interval", "") for row in modelling)
     parts = (
-        Table("modelling", "", MODELLING, [row for row in every if "solved" not in row], notes),
-        Table("tasks", "", TASKS, [row for row in every if "solved" in row], []),
+        Table("modelling", "", MODELLING, modelling, [*_adjusted(modelling), *([CLUSTERS_NOTE] if clusters else [])]),
+        Table("tasks", "", TASKS, tasks, [*_adjusted(tasks), TAKE_OFF_NOTE]),
     )
     return "\n".join(part.markdown() for part in parts if part.rows)
+
+
+def _adjusted(rows: Sequence[Row]) -> list[str]:
+    """The note about p-values, if there are any."""
+    return [HOLM_NOTE] if any(row.get("holm_p") is not None for row in rows) else []
 
 
 def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:
