@@ -210,10 +210,10 @@ def lengths_table(
     }
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
     beyond = any(row["beyond"] for row in tabled)
-    which = f"targets with more than {any_row['trained']:,} tokens before them" if beyond else "all targets"
+    which = f"the targets with more than {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
-        f"{quantity} by context length in tokens, always of the same targets: {which}. Each target sees at least half "
-        f"of the context, or everything before it in its document. Trained at {any_row['trained']:,}.",
+        f"{quantity} by context length in tokens; every column covers {which}. Each target sees at least half of the "
+        f"context, or everything before it in its document. Trained at {any_row['trained']:,}.",
         f"Targets with at least half of the context before them: {', '.join(_reached(tabled))}.",
         f"Stretch: how the model was extended after training (task.stretches); {PLAIN} if it was not.",
         f"Loss rises at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % "
