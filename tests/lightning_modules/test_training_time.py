@@ -11,9 +11,9 @@ RATE = PEAK_BF16[REFERENCE] * REACHED[0]  # FLOP/s of the slower estimate
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (1, "under a minute of one NVIDIA H200"),
-        (240, "1 to 4 minutes of one NVIDIA H200 at 40 % to 10 % MFU"),
-        (40 * 3600, "10 to 40 hours of one NVIDIA H200 at 40 % to 10 % MFU"),
+        (1, "under a minute on one NVIDIA H200"),
+        (240, "1 to 4 minutes on one NVIDIA H200 at 40 % to 10 % MFU"),
+        (40 * 3600, "10 to 40 hours on one NVIDIA H200 at 40 % to 10 % MFU"),
     ],
 )
 def test_time_is_a_range_in_readable_units(seconds, text):
