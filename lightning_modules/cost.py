@@ -53,9 +53,8 @@ def training_time_text(flops: float, device: torch.device) -> str:
         return f"{flops:.2g} FLOPs, under a minute on one {name}"
     unit, seconds = ("hours", 3600) if slow >= 3600 else ("minutes", 60)
     low, high = (f"{100 * share:.0f} %" for share in REACHED)
-    return (
-        f"{flops:.2g} FLOPs, {fast / seconds:.2g} to {slow / seconds:.2g} {unit} on one {name} at {high} to {low} MFU"
-    )
+    time = f"{fast / seconds:.2g} to {slow / seconds:.2g} {unit}"
+    return f"{flops:.2g} FLOPs, {time} on one {name} at {high} to {low} of its peak"
 
 
 def step_seconds(model: Transformer, batch_size: int, length: int, device: torch.device) -> tuple[float, float]:

@@ -17,8 +17,8 @@ def remarks() -> list[str]:
         LEGEND,
         "Scores are nats/token and bits per unit; lower is better. Every target of a split is scored once, with the "
         "checkpoint that is best on validation.",
-        "The unigram, Markov and xz baselines are not neural networks. FLOPs are those of training, forward and backward, "
-        "on rows of full length. The column published holds results that others report for the same model.",
+        "The unigram, Markov and xz baselines are not neural networks. FLOPs are those of training, forward and "
+        "backward, on rows of full length. The column published holds results that others report for the same model.",
         "The 95 % interval over seeds covers other seeds on the same test set, as in published results. "
         "The interval of the difference covers other seeds and other test clusters together, and so does its p-value.",
         f"With fewer than {FEWEST_SEEDS} seeds, the interval of the difference covers only other test clusters "
