@@ -50,12 +50,11 @@ def training_time_text(flops: float, device: torch.device) -> str:
     name, peak = (torch.cuda.get_device_name(device), known) if known else (REFERENCE, PEAK_BF16[REFERENCE])
     slow, fast = (flops / peak / share for share in REACHED)
     if slow < 60:
-        return f"{flops:.2g} FLOPs, under a minute of one {name}"
+        return f"{flops:.2g} FLOPs, under a minute on one {name}"
     unit, seconds = ("hours", 3600) if slow >= 3600 else ("minutes", 60)
     low, high = (f"{100 * share:.0f} %" for share in REACHED)
-    return (
-        f"{flops:.2g} FLOPs, {fast / seconds:.2g} to {slow / seconds:.2g} {unit} of one {name} at {high} to {low} MFU"
-    )
+    time = f"{fast / seconds:.2g} to {slow / seconds:.2g} {unit}"
+    return f"{flops:.2g} FLOPs, {time} on one {name} at {high} to {low} of its peak"
 
 
 def step_seconds(model: Transformer, batch_size: int, length: int, device: torch.device) -> tuple[float, float]:

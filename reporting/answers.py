@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .scores import Score
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import Contestant
+from .study import Contestant, parenthesised
 from .tables import p_value, plural
 
 MOST = 8  # clauses of a result; of more, those that are undecided are counted
@@ -56,7 +56,7 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
         models = f"{', '.join(others)} and {last}" if others else last
         return [f"no differences, because there is no run of {reference} to compare {models} with"]
     if references and not compared:
-        return [f"only {references[0].contestant.label}, nothing to compare it with"]
+        return [f"only {parenthesised(references[0].contestant.label)}, nothing to compare it with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     if len(best_first) <= MOST:
         return [_clause(each) for each in best_first]
@@ -116,11 +116,11 @@ def _clause(score: Score) -> str:
 
 
 def name_of(score: Score, contestant: Contestant | None) -> str:
-    """The encoding, or the full label if the comparison has several models with this encoding."""
+    """The encoding, with settings if the comparison has several models with this encoding."""
     if contestant is None:
         return "the reference"
     alike = [each for each in score.comparison.chosen if each.encoding == contestant.encoding]
-    return contestant.encoding if len(alike) == 1 else contestant.label
+    return contestant.encoding if len(alike) == 1 else parenthesised(contestant.label)
 
 
 def _observed(score: Score) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
 from .intervals import seed_interval
 from .statistics import FEWEST_SEEDS
-from .study import Comparison
+from .study import Comparison, file_name, parenthesised
 from .tables import Row, Table
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
@@ -59,7 +60,7 @@ def _check(rows: Sequence[Row]) -> None:
 
 
 def names_of(comparison: Comparison) -> list[str]:
-    """Names of the results of task=extrapolate that are not of a split."""
+    """Names of the results of task=extrapolate with task.files."""
     files = (
         file.stem
         for contestant in comparison.contestants
@@ -129,9 +130,9 @@ def _rise(changes: Sequence[float]) -> str:
 def holding(table: Table) -> str:
     """The sentence about the models in a `lengths_table` that never fail without extensions."""
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
-    held = [row["model"] for row in rows if row["fails"] == "never"]
-    names = f": {', '.join(held)}" if held else ""
-    return f"Models that never fail without extensions, {len(held)} of {len(rows)}{names}."
+    held = [parenthesised(row["model"]) for row in rows if row["fails"] == "never"]
+    counted = f"{len(held)} of {len(rows)}"
+    return f"Models whose loss never rises, without extensions ({counted}): {', '.join(held) or 'none'}."
 
 
 def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -205,22 +206,38 @@ def lengths_table(
         "seeds": ("seeds", str),
         **{f"at_{context}": (f"{context:,}", shape.format) for context in sorted(contexts)},
         "rise": ("change at the longest, %", str),
-        "fails": ("fails at", str),
+        "fails": ("loss rises at", str),
     }
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
     beyond = any(row["beyond"] for row in tabled)
-    which = f"targets with more than {any_row['trained']:,} tokens before them" if beyond else "all targets"
+    which = f"the targets with more than {any_row['trained']:,} tokens before them" if beyond else "all targets"
     notes = [
-        f"{quantity} of {which}, the same for every context. Contexts are lengths in tokens. Each target has at "
-        f"least half of the context before it, or its whole document so far. Trained at {any_row['trained']:,}.",
-        f"Targets with half or more before them: {', '.join(_reached(tabled))}.",
-        f"Fails at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % higher "
-        "than at the trained length; several values if seeds differ.",
+        f"{quantity} by context length in tokens; every column covers {which}. Each target sees at least half of the "
+        f"context, or everything before it in its document. Trained at {any_row['trained']:,}.",
+        f"Targets with at least half of the context before them: {', '.join(_reached(tabled))}.",
+        f"Stretch: how the model was extended after training (task.stretches); {PLAIN} if it was not.",
+        f"Loss rises at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % "
+        "higher than at the trained length; several values if seeds differ.",
         "Change at the longest: of nats/token in the longest context, relative to the trained length, with its "
         "95 % interval over seeds.",
     ]
     if any("not up to" in row["fails"] for row in rows):
-        notes.append("Not up to: it does not fail so far, and longer contexts were not scored.")
+        notes.append("Not up to: the loss does not rise so far, and longer contexts were not scored.")
     if left_out:
         notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
     return Table(slug, title, columns, rows, notes, folded=len(rows) > FOLDED)
+
+
+def split_table(comparison: Comparison, split: str, found: Mapping[str, Sequence[Sequence[Row]]]) -> Table:
+    """The `lengths_table` of a split."""
+    title = f"{comparison.name}, {split} split: other context lengths"
+    return lengths_table(found, title, f"{comparison.slug}-{split}-lengths")
+
+
+def files_table(comparison: Comparison, name: str, found: Mapping[str, Sequence[Sequence[Row]]]) -> Table:
+    """The `lengths_table` of files that were scored with task.files: perplexities, if the unit is the byte."""
+    title = f"{comparison.name}, files {name}: other context lengths"
+    slug, perplexity = f"{comparison.slug}-{file_name(name)}-lengths", comparison.units == ("byte",)
+    table = lengths_table(found, title, slug, perplexity)
+    note = f"{name}: files scored with task.files; the name ends in a hash of their content."
+    return replace(table, notes=[*table.notes, note])

@@ -43,7 +43,7 @@ def needed_sentence(found: Sequence[Score]) -> str | None:
     ]
     if not needed:
         return None
-    few = [f"{name} {seeds}" for name, seeds in needed if seeds is not None]
+    few = [f"{seeds} for {name}" for name, seeds in needed if seeds is not None]
     rest = len(needed) - len(few)
     others = f"more than {MOST}, or a larger test set, for {plural(rest, 'difference')}"
     parts = [*([", ".join(few)] if few else []), *([others] if rest else [])]

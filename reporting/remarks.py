@@ -17,8 +17,8 @@ def remarks() -> list[str]:
         LEGEND,
         "Scores are nats/token and bits per unit; lower is better. Every target of a split is scored once, with the "
         "checkpoint that is best on validation.",
-        "The unigram, Markov and xz baselines use no network. FLOPs are those of training, forward and backward, on "
-        "rows of full length. The column published holds results that others report for the same model.",
+        "The unigram, Markov and xz baselines are not neural networks. FLOPs are those of training, forward and "
+        "backward, on rows of full length. The column published holds results that others report for the same model.",
         "The 95 % interval over seeds covers other seeds on the same test set, as in published results. "
         "The interval of the difference covers other seeds and other test clusters together, and so does its p-value.",
         f"With fewer than {FEWEST_SEEDS} seeds, the interval of the difference covers only other test clusters "
@@ -95,7 +95,7 @@ def validation_losses(comparison: Comparison) -> str:
 def failures(lengths: Table) -> str:
     """What the plot of other context lengths shows."""
     parts = (f"{row['model']} ({row['stretch']}): {row['fails']}" for row in lengths.rows)
-    return f"Context length at which each model fails: {'; '.join(parts)}."
+    return f"Context length at which the loss of each model rises: {'; '.join(parts)}."
 
 
 def costs(found: Sequence[Score]) -> str:

@@ -316,6 +316,12 @@ def file_name(text: str) -> str:
     return name if len(name) <= 60 else f"{name[:53]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
 
 
+def parenthesised(label: str) -> str:
+    """A model's label for use in a sentence, with its settings in parentheses."""
+    encoding, _, settings = label.partition(", ")
+    return f"{encoding} ({settings})" if settings else encoding
+
+
 def short(value: Any) -> str:
     """A value as short text, in the form a setting is typed."""
     text = as_typed(value)

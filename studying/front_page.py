@@ -58,7 +58,7 @@ def front_page(outcomes: Mapping[str, Outcome]) -> str:
             "# Studies",
             "",
             "**Which positional encoding models my sequences best, and at what cost?** What the kept studies "
-            "show so far:",
+            "show so far; lower and higher refer to the loss on the test split:",
             "",
             *lines,
             "",

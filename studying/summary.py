@@ -17,7 +17,7 @@ from ..reporting.claims import claims_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
-from ..reporting.lengths import holding, lengths_of, lengths_table, names_of
+from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, TUNED, read_list
 from ..reporting.power import needed_sentence
@@ -25,7 +25,7 @@ from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
-from ..reporting.study import Study
+from ..reporting.study import Comparison, Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
 from ..reporting.zero_shot import zero_shot_tables
 from ..session.run_directory import write_text
@@ -53,6 +53,12 @@ MODELLING = {
     **VERDICT,
 }
 TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
+
+HOLM_NOTE = "Holm p: p-value of the difference, adjusted for all differences of the study (Holm's method)."
+TAKE_OFF_NOTE = "Take-off: the step of the first validation that is half-way between guessing and solving the task."
+CLUSTERS_NOTE = (
+    f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
+)
 
 
 def recorded() -> list[str]:
@@ -138,7 +144,7 @@ def _page(
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
-    parts = [f"# {folder.name}", question, results, legend, table_of(outcome)]
+    parts = [f"# {folder.name}", question, legend, results, table_of(outcome)]
     if missing:
         parts.append(f"Listed runs without a record: {missing}.")
     parts.append(needed_sentence(found) or "")
@@ -152,10 +158,11 @@ def _page(
         )
     own = folder.name in studies()
     name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
-    parts += [part for each in measured if each for part in _lengths(each)]
     for file, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
+    for comparison, each in zip(study.comparisons, measured, strict=True):
+        parts += _lengths(comparison, each) if each else []
     claimed = claims_table(study, listed.get("claims", ()))
     for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
         parts.append(f"## {as_markdown(table.title)}")
@@ -184,10 +191,11 @@ def _page(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _lengths(measured: Measured) -> list[str]:
-    """Loss under other context lengths: a sentence and a table."""
-    table = _best_first(lengths_table(plain(measured) if len(measured) > MOST else measured, ""))
-    return [as_markdown(holding(table)), table.markdown().strip()]
+def _lengths(comparison: Comparison, measured: Measured) -> list[str]:
+    """Loss in other context lengths on the first split: a heading, a sentence and a table."""
+    shown = plain(measured) if len(measured) > MOST else measured
+    table = _best_first(split_table(comparison, comparison.splits[0], shown))
+    return [f"## {as_markdown(table.title)}", as_markdown(holding(table)), replace(table, title="").markdown().strip()]
 
 
 def _best_first(lengths: Table) -> Table:
@@ -202,9 +210,7 @@ def _further(study: Study, reference: str) -> list[Table]:
     for comparison in study.comparisons:
         tables += zero_shot_tables(comparison, reference)
         for name in names_of(comparison):
-            title = f"{comparison.name}, {name}: context lengths"
-            perplexity = comparison.units == ("byte",)
-            tables.append(_best_first(lengths_table(lengths_of(comparison, name), title, perplexity=perplexity)))
+            tables.append(_best_first(files_table(comparison, name, lengths_of(comparison, name))))
     return tables
 
 
@@ -216,15 +222,18 @@ def table_of(outcome: Outcome) -> str:
 def summary(rows: Iterable[Sequence[Row]]) -> str:
     """Markdown tables of the rows of several studies: one for sequence modelling, one for tasks with right answers."""
     every = [*chain(*rows)]
-    note = (
-        f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
-    )
-    notes = [note] if any(CLUSTERS in row.get("difference_interval", "") for row in every) else []
+    modelling, tasks = ([row for row in every if ("solved" in row) is solving] for solving in (False, True))
+    clusters = any(CLUSTERS in row.get("difference_interval", "") for row in modelling)
     parts = (
-        Table("modelling", "", MODELLING, [row for row in every if "solved" not in row], notes),
-        Table("tasks", "", TASKS, [row for row in every if "solved" in row], []),
+        Table("modelling", "", MODELLING, modelling, [*_adjusted(modelling), *([CLUSTERS_NOTE] if clusters else [])]),
+        Table("tasks", "", TASKS, tasks, [*_adjusted(tasks), TAKE_OFF_NOTE]),
     )
     return "\n".join(part.markdown() for part in parts if part.rows)
+
+
+def _adjusted(rows: Sequence[Row]) -> list[str]:
+    """The note about p-values, if there are any."""
+    return [HOLM_NOTE] if any(row.get("holm_p") is not None for row in rows) else []
 
 
 def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:

@@ -27,7 +27,7 @@ from ..reporting.differences import difference_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import legible, noted, references_of
-from ..reporting.lengths import lengths_of, lengths_table, names_of
+from ..reporting.lengths import files_table, lengths_of, names_of, split_table
 from ..reporting.mechanisms import portrait_plots
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
@@ -132,11 +132,9 @@ class Report(Task):
                 drawn.append(plots.cost_plot(here, styles, stem, title))
                 findings[stem.name] = costs(here)
                 if measured := lengths_of(comparison, split):
-                    slug = f"{comparison.slug}-{split}-lengths"
-                    title = f"{comparison.name}, {split} split: other context lengths"
-                    shown.append(table := lengths_table(measured, title, slug))
-                    drawn.append(plots.lengths_plot(measured, styles, folder / slug, title, references))
-                    findings[slug] = failures(table)
+                    shown.append(table := split_table(comparison, split, measured))
+                    drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
+                    findings[table.slug] = failures(table)
                 kept[comparison.slug, split] = baselines
             shown += zero_shot_tables(comparison, self.reference)
             shown.append(runs_table(comparison))
@@ -153,14 +151,9 @@ class Report(Task):
             for contestant in pictured.contestants:
                 drawn += portrait_plots(contestant, comparison, folder)
             for name in names_of(comparison):
-                slug, title = (
-                    f"{comparison.slug}-{file_name(name)}-lengths",
-                    f"{comparison.name}, {name}: context lengths",
-                )
-                perplexity = comparison.units == ("byte",)
-                shown.append(table := lengths_table(measured := lengths_of(comparison, name), title, slug, perplexity))
-                drawn.append(plots.lengths_plot(measured, styles, folder / slug, title, references))
-                findings[slug] = failures(table)
+                shown.append(table := files_table(comparison, name, measured := lengths_of(comparison, name)))
+                drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
+                findings[table.slug] = failures(table)
             for name, effects in variants_of(comparison).items():
                 models = [each.label for each in comparison.chosen if each.called(self.reference)]
                 reference = next((label for label in models if label in effects), None)

@@ -77,6 +77,16 @@ def test_models_without_a_reference_are_listed():
     assert answers(others, "rope")[0].clauses[0].endswith("to compare pope, path and nope with")
 
 
+def test_settings_of_models_with_one_encoding_are_in_parentheses():
+    given = score(0.25)
+    models = [contestant(f"pope, {settings}", 3) for settings in ("base=2, heads=3", "base=4")]
+    for each in models:
+        each.encoding = "pope"
+    given.comparison.chosen = models
+    (clause,) = answers([replace(given, contestant=models[0])], "rope")[0].clauses
+    assert clause.startswith("pope (base=2, heads=3) is higher than rope by 12.")
+
+
 def test_of_many_encodings_undecided_ones_are_counted():
     lower, undecided = score(-0.25), score(0, margin=1e-4)
     (answer,) = answers([undecided] * 11 + [lower], "rope")

@@ -1,5 +1,6 @@
 """Comparisons with more models than there are line styles: plots show the reference and the best, tables all."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,12 +49,16 @@ def test_plots_of_lengths_show_those_that_hold_best_without_extensions(crowd):
 def test_sentence_about_models_that_never_fail(crowd):
     (comparison,) = read_study([crowd]).comparisons
     measured = {**lengths_of(comparison, "test")}
-    assert holding(lengths_table(measured, "")) == f"Models that never fail without extensions, 0 of {len(ENCODINGS)}."
+    count = len(ENCODINGS)
+    sentence = "Models whose loss never rises, without extensions"
+    assert holding(lengths_table(measured, "")) == f"{sentence} (0 of {count}): none."
     lengths(Path(comparison.contestants[0].runs[0].path), worse=0.0)
     lengths(Path(comparison.contestants[0].runs[1].path), worse=0.0)
     name = comparison.contestants[0].label
     again = lengths_table(lengths_of(comparison, "test"), "")
-    assert holding(again) == f"Models that never fail without extensions, 1 of {len(ENCODINGS)}: {name}."
+    assert holding(again) == f"{sentence} (1 of {count}): {name}."
+    settings = replace(again, rows=[row | {"model": f"{row['model']}, base=2, clamp=periodic"} for row in again.rows])
+    assert holding(settings) == f"{sentence} (1 of {count}): {name} (base=2, clamp=periodic)."
 
 
 def test_report_has_all_models_in_tables_and_says_what_plots_leave_out(crowd, report):

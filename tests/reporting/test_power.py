@@ -66,7 +66,7 @@ def test_sentence_names_the_seeds_best_first():
     found += [score("fox", large, "pooled")] * 50  # not tested themselves
     seeds = seeds_needed(large, 3)
     sentence = needed_sentence(found)
-    assert sentence.endswith(f": pope {seeds}; more than {MOST}, or a larger test set, for 1 difference.")
+    assert sentence.endswith(f": {seeds} for pope; more than {MOST}, or a larger test set, for 1 difference.")
     assert needed_sentence(found[2:]) is None
 
 
@@ -74,4 +74,4 @@ def test_every_comparison_is_in_the_sentence():
     large = simulated(0.01, 5)
     places = [score("pope", large, place=place) for place in ("jsb", "maestro")]
     seeds = seeds_needed(large, 2)
-    assert needed_sentence(places).endswith(f": pope (jsb) {seeds}, pope (maestro) {seeds}.")
+    assert needed_sentence(places).endswith(f": {seeds} for pope (jsb), {seeds} for pope (maestro).")

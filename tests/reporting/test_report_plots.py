@@ -198,7 +198,7 @@ def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     assert float(plain["at_128"]) == pytest.approx(2 * (1 + (0.5 + 0.005 + 0.5) / 3))
     text = (folder / "report.md").read_text()
     assert "Trained at 32." in text
-    assert "half or more before them: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in text
+    assert "half of the context before them: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in text
 
 
 def test_stretch_that_a_seed_lacks_is_left_out_and_named(tmp_path, report):
@@ -276,7 +276,7 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
         **{"rope": "not up to 32", "nope": "not up to 64", "pope": "never"}
     }
     assert [row["model"] for row in table.rows if row.get("rise")] == ["pope"]
-    assert holding(table) == "Models that never fail without extensions, 1 of 3: pope."
+    assert holding(table) == "Models whose loss never rises, without extensions (1 of 3): pope."
     assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
 
 

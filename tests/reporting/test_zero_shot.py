@@ -102,8 +102,10 @@ def test_the_page_of_a_study_has_benchmarks_and_files_with_other_context_lengths
     assert "## jsb: zero-shot benchmarks, accuracy" in page
     assert "| BLiMP | accuracy, % | pope | 3 | 300 |" in page
     assert "| LAMBADA (OpenAI) | perplexity | pope | 3 | 300 |" in page
-    assert "## jsb, emma-123abc: context lengths" in page
+    assert "## jsb, files emma-123abc: other context lengths" in page
+    assert "- emma-123abc: files scored with task.files" in page
     assert "| pope | yarn | 3 |" in page
+    assert "- Holm p: p-value of the difference" in page
 
 
 def test_other_items_are_left_out(runs, report):

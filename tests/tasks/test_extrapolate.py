@@ -62,12 +62,12 @@ def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
         for beyond, low, targets in ((False, 4, 999), (True, 16, 30), (True, 32, 10))
     ]
     notes = lengths_table({"rope": [rows]}, "test split").notes
-    assert "Targets with half or more before them: 100 % at 16, 25 % at 64." in notes
+    assert "Targets with at least half of the context before them: 100 % at 16, 25 % at 64." in notes
     shorter = [row for row in rows if row["context"] == 16]
     of_two_models = lengths_table({"path": [shorter], "rope": [rows]}, "test split").notes
-    assert "Targets with half or more before them: 100 % at 16, 25 % at 64." in of_two_models
+    assert "Targets with at least half of the context before them: 100 % at 16, 25 % at 64." in of_two_models
     of_two_seeds = lengths_table({"rope": [rows, shorter]}, "test split").notes
-    assert "Targets with half or more before them: 100 % at 16." in of_two_seeds
+    assert "Targets with at least half of the context before them: 100 % at 16." in of_two_seeds
 
 
 class Counting(torch.nn.Module):
@@ -101,7 +101,7 @@ def test_targets_that_see_half_of_the_context_have_a_bucket_of_their_own(store, 
     ]
     assert {row["low"] for row in rows if row["beyond"]} == {math.ceil(context / 2)}
     table = lengths_table({"rope": [rows]}, "")
-    assert table.notes[0].startswith(f"Nats/token of targets with more than {context} tokens before them")
+    assert f"every column covers the targets with more than {context} tokens before them." in table.notes[0]
     assert f"before them: 100 % at {context}." in table.notes[1]
 
 
