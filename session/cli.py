@@ -44,11 +44,12 @@ def run(config: DictConfig) -> None:
 
 def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Command:
     """A checked session for a configuration, or for the run that it names."""
-    from .run_directory import RunDirectory  # late: --help and errors need no PyTorch
+    from .run_choices import configuration_for  # late: --help and errors need no PyTorch
+    from .run_directory import RunDirectory
     from .session import Session
 
     if needs == "run":
-        plain = RunDirectory.open(plain["run"]).configuration_for(plain, overrides)
+        plain = configuration_for(RunDirectory.open(plain["run"]), plain, overrides)
     session = Session.of(plain)
     if needs == "run":
         session.refuse_another_source(overrides)
@@ -108,7 +109,7 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     settings = with_new_keys([argument for argument in arguments if argument not in flags])
     place = next((i for i, argument in enumerate(settings) if argument.startswith("run=")), None)
     if place is not None:
-        from .run_directory import choices_of_run  # late, as above
+        from .run_choices import choices_of_run  # late, as above
 
         settings[place:place] = choices_of_run(settings)  # argparse accepts no settings on both sides of a flag
     return [*flags, *settings]

@@ -20,7 +20,8 @@ from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental
 from ..session.overrides import as_setting, key_of
-from ..session.run_directory import RunDirectory, choices_for
+from ..session.run_choices import choices_for, configuration_for
+from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.settings import CONFIGS
 from .catalogue import ROOT
@@ -162,7 +163,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
                 followed[names] = [_followed(folder, then, config["names"]) for then in follow]
             for then, configuration in zip(follow, followed[names], strict=True):
                 with _named(folder, then.split()):
-                    run.configuration_for(configuration, then.split())
+                    configuration_for(run, configuration, then.split())
             one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
             if chosen is None:
                 if unseeded not in searches:

@@ -22,6 +22,7 @@ from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
+from bearings.session.run_choices import configuration_for
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session, read_checkpoint
 from bearings.session.settings import CONFIGS
@@ -187,7 +188,7 @@ def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
     run, _ = go(plain)
     for given in ("experiment=debug", "match=params"):
         with pytest.raises(UserError, match=f"{given.split('=')[0]}: this task uses the configuration of"):
-            RunDirectory.open(run.path).configuration_for(plain, [given, f"run={run.path}"])
+            configuration_for(RunDirectory.open(run.path), plain, [given, f"run={run.path}"])
 
 
 def test_a_task_of_a_run_takes_another_implementation(tmp_path):
@@ -195,8 +196,8 @@ def test_a_task_of_a_run_takes_another_implementation(tmp_path):
     run, _ = go(plain)
     other = {**plain, "encoding": {**plain["encoding"], "implementation": "auto"}}
     given = ["encoding.implementation=auto", f"run={run.path}"]
-    assert run.configuration_for(other, given)["encoding"]["implementation"] == "auto"
-    assert run.configuration_for(other, given[1:])["encoding"]["implementation"] == "torch"
+    assert configuration_for(run, other, given)["encoding"]["implementation"] == "auto"
+    assert configuration_for(run, other, given[1:])["encoding"]["implementation"] == "torch"
 
 
 def test_changed_data_are_refused(tmp_path):

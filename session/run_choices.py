@@ -1,0 +1,81 @@
+"""The configuration of a task that uses an existing run: the run's own, with the task of the command."""
+
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from ..core.errors import UserError
+from .configuration import NAMED, refuse_problems
+from .identity import INCIDENTAL, identity
+from .overrides import as_typed, choices_of, key_of
+from .run_config import read_config
+from .run_directory import RunDirectory, leaves
+from .settings import CONFIGS
+from .trust import located
+
+
+def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -> dict:
+    """The run's own configuration, with the task and device of `asked` and the incidental settings in `overrides`.
+
+    Raises:
+        UserError: `overrides` contradict the run's configuration, or the run's configuration file is invalid.
+    """
+    asked = {**asked, "content": run.config["content"]}
+    there, here = (dict(leaves(identity(config))) | config["names"] for config in (run.config, asked))
+    for override in overrides:
+        key = key_of(override)
+        group, _, name = key.partition(".")
+        if name in INCIDENTAL.get(group, ()):
+            continue
+        for leaf in there.keys() | here.keys():
+            # Choosing a configuration file only makes its keys known; the values come from the run.
+            named = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
+            if named and there.get(leaf) != here.get(leaf):
+                raise UserError(
+                    f"{override}: {run.path} was made with {leaf}={as_typed(there.get(leaf))}, and this task "
+                    "uses the run's configuration: leave out this setting, or name another run"
+                )
+    given = {key_of(override) for override in overrides}
+    for key in given & {"experiment", "match"}:
+        raise UserError(f"{key}: this task uses the configuration of {run.path}: leave out this setting")
+    # These describe this machine, not the one that made the run.
+    given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "context_parallel", "cuda_graphs")}
+    merged = {
+        **run.config,
+        **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
+    }
+    for group, keys in INCIDENTAL.items():
+        chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
+        merged[group] = {**merged[group], **chosen}
+    try:
+        refuse_problems(merged)
+    except UserError as error:
+        raise UserError(f"run={run.path}: config.yaml: {error}") from error
+    return merged
+
+
+def choices_of_run(arguments: Sequence[str]) -> list[str]:
+    """The run's configuration files as settings (`group=name`), except for groups that `arguments` set.
+
+    Hydra then knows the keys of these files. Problems with the run or the task are reported later.
+    """
+    given = {key_of(each): each.partition("=")[2] for each in arguments if "=" in each}
+    task = CONFIGS / "task" / f"{given.get('task')}.yaml"
+    if "run" not in given or "experiment" in given or not task.exists():
+        return []
+    try:
+        if located(cast("DictConfig", OmegaConf.load(task))["_target_"], "task").needs != "run":
+            return []
+        run = OverridesParser.create().parse_override(f"run={given['run']}").value()
+        names = read_config(Path(str(run)).expanduser() / "config.yaml")["names"]
+    except Exception:
+        return []
+    return choices_for(names, given)
+
+
+def choices_for(names: Mapping[str, str], given: Container[str]) -> list[str]:
+    """The configuration files in a run's `names`, as settings (`group=name`), except for groups in `given`."""
+    return [f"{group}={names[group]}" for group in NAMED if group not in given and names[group] in choices_of(group)]

@@ -1,0 +1,48 @@
+"""Sweeps with -m: which are refused, which runs are skipped or failed, and missing launchers."""
+
+from command_support import run_command  # noqa: F401
+from filelock import FileLock
+from hydra.errors import MissingConfigException
+
+from bearings.session.explaining import explain
+
+
+def test_a_sweep_of_several_processes_a_run_is_refused(run):
+    status, _, err = run("-m", "experiment=debug", "trainer.accelerator=cpu", "trainer.devices=2", "seed=0,1")
+    assert status != 0
+    assert "a sweep trains each run on one device" in err
+
+
+def test_a_sweep_lists_its_failed_runs_at_the_end(run):
+    common = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
+    status, out, err = run(*common, "-m", "model.heads=3,2,5")  # the flag may be anywhere
+    assert status == 2
+    assert out.count("The configuration is valid.") == 1
+    summary = "error: 2 runs of the sweep failed, as reported above; rerun the command to try again:\n"
+    reasons, listed = err.split(summary)
+    assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
+    assert "Error executing job" not in reasons
+    assert listed.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]
+
+
+def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
+    settings = ["experiment=debug", "domain=flip_flop", "trainer.accelerator=cpu", "run=there/${seed}"]
+    locks = [tmp_path / "there" / seed / ".lock" for seed in "01"]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+    with FileLock(locks[0]), FileLock(locks[1]):
+        status, _, err = run(*settings, "data.length=512", "-m", "seed=0,1")
+    assert status == 0, err
+    for seed in "01":
+        assert f"skipped: there/{seed}: another process is training this run" in err
+    assert err.endswith("\nskipped 2 runs of the sweep: other processes are training them\n")
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_command():
+    error = MissingConfigException("", "hydra/launcher/submitit_slurm", ["basic"])
+    assert explain(error) == ('hydra/launcher=submitit_slurm: the launcher is not installed: pip install -e ".[slurm]"')
+
+
+def test_missing_slurm_is_reported_in_one_line():
+    line = explain(RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'))
+    assert line.startswith("hydra/launcher=submitit_slurm: srun was not found: ")
