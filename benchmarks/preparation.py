@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 
+from ..core.cores import cores
 from ..domains import documents
 from ..domains.base import Domain
 from ..domains.genome import Genome
@@ -87,7 +88,7 @@ def isolated(measure: Callable[..., dict], *arguments) -> dict:
     row |= {
         "load_before": f"{load:.2f}",
         "machine": machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "versions": " ".join(
             [f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
         ),

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +10,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from ..core import stopping
+from ..core.cores import cores
 from ..core.errors import UserError
 from ..core.progress import tracked
 
@@ -25,8 +25,7 @@ def each(
     Raises:
         UserError: a worker process was killed.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(cores, 8, math.ceil(total / 16))
+    workers = min(cores(), 8, math.ceil(total / 16))
     if workers <= 1:
         yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
         return

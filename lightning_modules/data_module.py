@@ -1,6 +1,5 @@
 """Training batches, as a pure function of (seed, step)."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..core import stopping
+from ..core.cores import cores
 from ..core.errors import UserError
 from ..domains.base import Domain
 from ..domains.generated import GeneratedDomain
@@ -290,10 +290,9 @@ class DataModule:
         """
         steps = trainer.global_step, trainer.max_steps
         on_gpu = trainer.strategy.root_device.type == "cuda"
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         # A small model takes hundreds of steps per second, and generating a batch takes many milliseconds.
         most = 12 if isinstance(self.domain, GeneratedDomain) else 4
-        usual = max(2, min(most, cores // trainer.num_devices - 1)) if on_gpu else 0
+        usual = max(2, min(most, cores() // trainer.num_devices - 1)) if on_gpu else 0
         return Loader(
             self.rows,
             batch_sampler=StepBatches(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .scores import Score
 from .statistics import Difference
 from .study import Contestant
-from .tables import Row, Table, interval, p_value
+from .tables import Row, Table, interval, p_value, percentage
 
 
 def difference_table(found: Sequence[Score]) -> Table | None:
@@ -32,7 +32,7 @@ def difference_table(found: Sequence[Score]) -> Table | None:
         "cluster_p": ("p, bootstrap over clusters", p_value),
         "both_p": ("p over both", p_value),
         "holm_p": ("Holm p", p_value),
-        "largest_share": ("largest cluster's share", lambda share: f"{100 * share:.0f} %"),
+        "largest_share": ("largest cluster's share", percentage),
         "margin": ("margin of equivalence", "±{:.4f}".format),
         "holm_equivalence_p": ("Holm p of equivalence", p_value),
         "verdict": ("verdict", str),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,9 +94,8 @@ def metrics_table(
                 row = _row(name, model, _pieces(seeds, SAMPLE, name), sampled)
                 row |= {"difference": sampled.value - test.value, "difference_interval": _apart(sampled, test)}
             rows.append(row)
-    headings = measures.headings if measures else {}
     columns = {
-        "metric": ("metric", lambda name: headings.get(name, name)),
+        "metric": ("metric", partial(_heading, measures.headings if measures else {})),
         "model": ("model", str),
         "pieces": ("pieces", "{:,}".format),
         "value": ("mean", "{:.3f}".format),
@@ -113,6 +113,10 @@ def metrics_table(
         *([measures.note] if measures else []),
     ]
     return Table(slug, title, columns, rows, notes, with_samples=True)
+
+
+def _heading(headings: Mapping[str, str], name: str) -> str:
+    return headings.get(name, name)
 
 
 def _row(name: str, model: str, pieces: int, found: Estimate) -> Row:

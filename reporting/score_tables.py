@@ -6,7 +6,7 @@ from ..domains.records import Records
 from ..domains.unit_labels import unit_label
 from .scores import Score
 from .statistics import Difference
-from .tables import Column, Row, Table, interval, p_value, percentages, plural, wrong
+from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, plural, wrong
 
 BASELINE = "baseline"
 CLUSTERS = "clusters only"
@@ -23,9 +23,9 @@ SOLVING = {
 }
 COST = {
     "parameters": ("parameters", "{:,}".format),
-    "flops_per_token": ("MFLOP/token", lambda flops: f"{flops / 1e6:,.{2 if flops < 1e8 else 0}f}"),
+    "flops_per_token": ("MFLOP/token", millions),
     "tokens_per_s": ("tokens/s", "{:,.0f}".format),
-    "peak_memory_bytes": ("peak MiB", lambda size: f"{size / 2**20:,.0f}"),
+    "peak_memory_bytes": ("peak MiB", mebibytes),
 }
 
 

@@ -4,6 +4,7 @@ import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ class Table:
 
     Attributes:
         slug: file name without suffix.
-        columns: for each row key, a heading and a function that formats values. Columns without values are hidden.
+        columns: for each row key, a heading and a function that formats values, which is pickled with the
+            table. Columns without values are hidden.
         notes: one line each.
         main: keys of the columns that the page shows first; if empty, all columns.
         folded: whether the page shows only the title until the reader expands it.
@@ -192,7 +194,11 @@ def _inert(value: Any) -> Any:
 
 def interval(form: str) -> Callable[[tuple[float, float]], str]:
     """A function that formats the ends of an interval."""
-    return lambda pair: f"{form.format(pair[0])} to {form.format(pair[1])}"
+    return partial(_interval, form)
+
+
+def _interval(form: str, pair: tuple[float, float]) -> str:
+    return f"{form.format(pair[0])} to {form.format(pair[1])}"
 
 
 def p_value(p: float) -> str:
@@ -203,6 +209,21 @@ def p_value(p: float) -> str:
 def wrong(accuracy: float) -> str:
     """The error rate in per cent for an accuracy, as text."""
     return f"{100 * (1 - accuracy):.2f}"
+
+
+def millions(count: float) -> str:
+    """A large number in millions, as text."""
+    return f"{count / 1e6:,.{2 if count < 1e8 else 0}f}"
+
+
+def mebibytes(size: int) -> str:
+    """A size in bytes as text in MiB."""
+    return f"{size / 2**20:,.0f}"
+
+
+def percentage(proportion: float) -> str:
+    """A proportion as text in per cent."""
+    return f"{100 * proportion:.0f} %"
 
 
 def percentages(pair: tuple[float, float]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ..core.cores import cores
 from ..core.errors import UserError
 from ..session.run_directory import RunDirectory
 from .planning import Job, commands, together
@@ -104,7 +105,7 @@ def execute(
     """
     end = time.monotonic() + limit
     places = [gpu for _ in range(jobs) for gpu in gpus]
-    threads = str(max(1, len(os.sched_getaffinity(0)) // len(places)))
+    threads = str(max(1, cores() // len(places)))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     waiting, running, failed, quickest = together(todo, seeds), [], [], 0.0
     try:

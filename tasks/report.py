@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,30 +18,14 @@ from rich.padding import Padding
 
 from ..core.errors import UserError, nearest
 from ..core.whole_files import written_whole
-from ..reporting import plots
 from ..reporting.answers import Answer, answers
-from ..reporting.attention import attention_plot, distinction_plot, positions_plot, sinks_table
-from ..reporting.bands import bands_plot
-from ..reporting.baselines import baselines_of
-from ..reporting.differences import difference_table
-from ..reporting.drawing import Plot
-from ..reporting.forest import forest_plot
-from ..reporting.legible import legible, noted, references_of
-from ..reporting.lengths import files_table, lengths_of, names_of, split_table
-from ..reporting.mechanisms import portrait_plots
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
-from ..reporting.remarks import comparison_notes, costs, counted_verdicts, failures, remarks, validation_losses
-from ..reporting.runs import runs_table
-from ..reporting.sample_drift import drift_plot
-from ..reporting.sample_metrics import metrics_of, metrics_table
-from ..reporting.samples import distinct, samples_of
-from ..reporting.score_tables import across_table, domain_table
-from ..reporting.scores import Score, study_scores
-from ..reporting.study import Study, file_name
-from ..reporting.tables import Table, as_markdown, write_csv
-from ..reporting.variants import variants_of, variants_table
-from ..reporting.zero_shot import zero_shot_tables
+from ..reporting.remarks import remarks
+from ..reporting.scores import study_scores
+from ..reporting.sections import Sections
+from ..reporting.study import Study
+from ..reporting.tables import as_markdown, write_csv
 from ..session.command import Command
 from ..session.overrides import choices_of
 from ..session.task import Task
@@ -98,7 +82,8 @@ class Report(Task):
             for name in ("tables", "plots"):
                 (making / name).mkdir(parents=True)
             found = study_scores(study, self.reference, self.margin)
-            sections, results = self._sections(study, found, making / "plots", stores), answers(found, self.reference)
+            sections = Sections(study, found, self.reference, self.margin, making / "plots", stores).all()
+            results = answers(found, self.reference)
             for section in sections:
                 for table in section.tables:
                     table.write(making / "tables")
@@ -108,76 +93,6 @@ class Report(Task):
             write_page(making / "index.html", study, _shown(study, sections), results, remarks())
             put(making, self.out)
         return study, sections, results
-
-    def _sections(self, study: Study, found: Sequence[Score], folder: Path, stores: Path) -> list[Section]:
-        """A section for all comparisons together, and one for each comparison."""
-        sections, kept, legend = [], {}, study.legend()
-        smaller = [legible(comparison, found) for comparison in study.comparisons]
-        styles = plots.styles_of(smaller)
-        for comparison, pictured in zip(study.comparisons, smaller, strict=True):
-            references = references_of(comparison, found)
-            shown: list[Table | None] = []
-            drawn: list[Plot | None] = []
-            findings = {f"{comparison.slug}-loss": validation_losses(pictured)}
-            for split in comparison.splits:
-                here = [score for score in found if score.comparison is comparison and score.split == split]
-                baselines, absent = baselines_of(comparison, split, study.runs, stores)
-                notes = comparison_notes(comparison, split, self.reference, self.margin)
-                notes += [absent] if absent else []
-                shown += [domain_table(here, baselines, notes), difference_table(here)]
-                stem = folder / f"{comparison.slug}-{split}-forest"
-                drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
-                findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self.reference))
-                stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.name}, {split} split: cost"
-                drawn.append(plots.cost_plot(here, styles, stem, title))
-                findings[stem.name] = costs(here)
-                if measured := lengths_of(comparison, split):
-                    shown.append(table := split_table(comparison, split, measured))
-                    drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
-                    findings[table.slug] = failures(table)
-                kept[comparison.slug, split] = baselines
-            shown += zero_shot_tables(comparison, self.reference)
-            shown.append(runs_table(comparison))
-            of_few = (
-                plots.loss_plot,
-                plots.diagnostics_plot,
-                attention_plot,
-                positions_plot,
-                distinction_plot,
-                bands_plot,
-            )
-            drawn += [noted(draw(pictured, styles, folder), pictured, comparison) for draw in of_few]
-            shown.append(sinks_table(comparison))
-            for contestant in pictured.contestants:
-                drawn += portrait_plots(contestant, comparison, folder)
-            for name in names_of(comparison):
-                shown.append(table := files_table(comparison, name, measured := lengths_of(comparison, name)))
-                drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
-                findings[table.slug] = failures(table)
-            for name, effects in variants_of(comparison).items():
-                models = [each.label for each in comparison.chosen if each.called(self.reference)]
-                reference = next((label for label in models if label in effects), None)
-                slug, title = f"{comparison.slug}-{file_name(name)}", f"{comparison.name}: effects of variants, {name}"
-                shown.append(variants_table(effects, reference, title, slug))
-            for settings, measured in metrics_of(comparison).items():
-                slug = f"{comparison.slug}-samples-{file_name(settings)}"
-                title = f"{comparison.name}: samples against the test split ({settings})"
-                shown.append(metrics_table(measured, comparison.measures, title, slug))
-                if few := {model: rows for model, rows in measured.items() if model in styles}:
-                    drawn.append(drift_plot(few, comparison.measures, styles, folder / slug, f"{title}, by position"))
-            samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
-            description = legend.get(comparison.name, "")
-            sections.append(
-                Section(
-                    comparison.slug, comparison.name, description, _present(shown), _present(drawn), samples, findings
-                )
-            )
-        if found:
-            forest = forest_plot(found, folder / "across-forest", "Differences of all comparisons", percent=True)
-            table, findings = across_table(found, kept), {"across-forest": counted_verdicts(found)}
-            across = Section("across", "Overview", "", [table], _present([forest]), [], findings)
-            sections.insert(0, across)
-        return sections
 
     def _markdown(self, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> str:
         parts = ["# Report\n", "## Results\n", *(f"- {as_markdown(each.sentence)}" for each in results), ""]
@@ -242,7 +157,3 @@ def put(made: Path, out: Path) -> None:
 def _shown(study: Study, sections: Sequence[Section]) -> Sequence[Section]:
     """The sections of the page and of report.md. A single comparison needs no overview, which would repeat it."""
     return sections[1:] if len(study.comparisons) == 1 and len(study.comparisons[0].splits) == 1 else sections
-
-
-def _present(found: list) -> list:
-    return [each for each in found if each is not None]

@@ -1,13 +1,12 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
-import os
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..core.cores import on_all_cores
 from ..core.errors import UserError
 from ..session.command import Command
 from ..session.overrides import as_setting
@@ -114,9 +113,9 @@ def _report(session: Command, folder: Path) -> None:
 def _report_all(session: Command) -> None:
     before, names = README.read_text(encoding="utf-8"), recorded()
     largest_first = sorted(names, key=lambda name: -sum(file.stat().st_size for file in (STUDIES / name).glob("*")))
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = {name: pool.submit(write_summary, STUDIES / name) for name in largest_first}
-        pages = _pages(before, {name: made[name].result() for name in names})
+    made = on_all_cores(write_summary, [STUDIES / name for name in largest_first])
+    outcomes = dict(zip(largest_first, made, strict=True))
+    pages = _pages(before, {name: outcomes[name] for name in names})
     for path, text in pages.items():
         write_text(path, text)
     written = " and ".join(map(str, pages))

@@ -1,0 +1,54 @@
+"""Work on all processor cores that this process may use."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TypeVar
+
+from . import stopping
+from .errors import UserError
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+_inherited: Callable  # in a process of `on_all_cores`: its function
+
+
+def cores() -> int:
+    """The number of cores, at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def on_all_cores(function: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
+    """`function` of each item, in order. Items that take longest should come first.
+
+    On Linux, forked processes do the work: they share what `function` refers to, so it is neither copied nor pickled.
+    It must not use PyTorch, whose threads do not survive a fork.
+
+    Raises:
+        UserError: a process was killed.
+    """
+    processes = min(cores(), len(items)) if sys.platform == "linux" else 1
+    if processes <= 1:
+        return [function(item) for item in items]
+    pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))
+    try:
+        with stopping.unheard():  # the first submission starts the processes
+            made = [pool.submit(_call, item) for item in items]
+        return [each.result() for each in made]
+    except BrokenProcessPool as error:
+        raise UserError("a worker process was killed: free memory and rerun the command") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _inherit(function: Callable) -> None:
+    global _inherited
+    _inherited = function
+
+
+def _call(item):
+    return _inherited(item)

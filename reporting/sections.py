@@ -1,0 +1,135 @@
+"""What a report shows: a section of tables, plots and samples for each comparison, and one for all together."""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from ..core.cores import on_all_cores
+from . import plots
+from .answers import answers
+from .attention import attention_plot, distinction_plot, positions_plot, sinks_table
+from .bands import bands_plot
+from .baselines import baselines_of
+from .differences import difference_table
+from .drawing import Plot
+from .forest import forest_plot
+from .legible import legible, noted, references_of
+from .lengths import files_table, lengths_of, names_of, split_table
+from .mechanisms import portrait_plots
+from .page import Section
+from .remarks import comparison_notes, costs, counted_verdicts, failures, validation_losses
+from .runs import runs_table
+from .sample_drift import drift_plot
+from .sample_metrics import metrics_of, metrics_table
+from .samples import distinct, samples_of
+from .score_tables import across_table, domain_table
+from .scores import Score
+from .study import Study, file_name
+from .tables import Table
+from .variants import variants_of, variants_table
+from .zero_shot import zero_shot_tables
+
+
+class Sections:
+    """Makes the sections of a report, and writes their plots to `folder`.
+
+    Args:
+        found: the study's scores.
+        reference: the encoding or label that the others are compared with.
+        margin: margin of equivalence in nats/token; None for the domain's default.
+        stores: folder of the token stores, which are read if no run has kept its baselines.
+    """
+
+    def __init__(
+        self, study: Study, found: Sequence[Score], reference: str, margin: float | None, folder: Path, stores: Path
+    ):
+        self._comparisons, self._legend = study.comparisons, study.legend()
+        self._found, self._reference, self._margin, self._folder = found, reference, margin, folder
+        self._pictured = [legible(comparison, found) for comparison in study.comparisons]
+        self._styles = plots.styles_of(self._pictured)
+        self._baselines = {
+            (comparison.slug, split): baselines_of(comparison, split, study.runs, stores)
+            for comparison in study.comparisons
+            for split in comparison.splits
+        }
+
+    def all(self) -> list[Section]:
+        """The overview, if there are scores, and a section for each comparison.
+
+        Raises:
+            UserError: a process that makes sections was killed.
+        """
+        largest_first = sorted(range(len(self._comparisons)), key=lambda i: -len(self._comparisons[i].contestants))
+        made = dict(zip(largest_first, on_all_cores(self._section, largest_first), strict=True))
+        overview = [self._overview()] if self._found else []
+        return [*overview, *(made[i] for i in range(len(self._comparisons)))]
+
+    def _overview(self) -> Section:
+        baselines = {key: each for key, (each, _) in self._baselines.items()}
+        forest = forest_plot(
+            self._found, self._folder / "across-forest", "Differences of all comparisons", percent=True
+        )
+        table, findings = across_table(self._found, baselines), {"across-forest": counted_verdicts(self._found)}
+        return Section("across", "Overview", "", [table], _present([forest]), [], findings)
+
+    def _section(self, number: int) -> Section:
+        comparison, pictured = self._comparisons[number], self._pictured[number]
+        styles, folder = self._styles, self._folder
+        references = references_of(comparison, self._found)
+        shown: list[Table | None] = []
+        drawn: list[Plot | None] = []
+        findings = {f"{comparison.slug}-loss": validation_losses(pictured)}
+        for split in comparison.splits:
+            here = [score for score in self._found if score.comparison is comparison and score.split == split]
+            baselines, absent = self._baselines[comparison.slug, split]
+            notes = comparison_notes(comparison, split, self._reference, self._margin)
+            notes += [absent] if absent else []
+            shown += [domain_table(here, baselines, notes), difference_table(here)]
+            stem = folder / f"{comparison.slug}-{split}-forest"
+            drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
+            findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self._reference))
+            stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.name}, {split} split: cost"
+            drawn.append(plots.cost_plot(here, styles, stem, title))
+            findings[stem.name] = costs(here)
+            if measured := lengths_of(comparison, split):
+                shown.append(table := split_table(comparison, split, measured))
+                drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
+                findings[table.slug] = failures(table)
+        shown += zero_shot_tables(comparison, self._reference)
+        shown.append(runs_table(comparison))
+        of_few = (
+            plots.loss_plot,
+            plots.diagnostics_plot,
+            attention_plot,
+            positions_plot,
+            distinction_plot,
+            bands_plot,
+        )
+        drawn += [noted(draw(pictured, styles, folder), pictured, comparison) for draw in of_few]
+        shown.append(sinks_table(comparison))
+        for contestant in pictured.contestants:
+            drawn += portrait_plots(contestant, comparison, folder)
+        for name in names_of(comparison):
+            shown.append(table := files_table(comparison, name, measured := lengths_of(comparison, name)))
+            drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
+            findings[table.slug] = failures(table)
+        for name, effects in variants_of(comparison).items():
+            models = [each.label for each in comparison.chosen if each.called(self._reference)]
+            reference = next((label for label in models if label in effects), None)
+            slug, title = f"{comparison.slug}-{file_name(name)}", f"{comparison.name}: effects of variants, {name}"
+            shown.append(variants_table(effects, reference, title, slug))
+        for settings, measured in metrics_of(comparison).items():
+            slug = f"{comparison.slug}-samples-{file_name(settings)}"
+            title = f"{comparison.name}: samples against the test split ({settings})"
+            shown.append(metrics_table(measured, comparison.measures, title, slug))
+            if few := {model: rows for model, rows in measured.items() if model in styles}:
+                drawn.append(drift_plot(few, comparison.measures, styles, folder / slug, f"{title}, by position"))
+        samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
+        description = self._legend.get(comparison.name, "")
+        return Section(
+            comparison.slug, comparison.name, description, _present(shown), _present(drawn), samples, findings
+        )
+
+
+def _present(found: list) -> list:
+    return [each for each in found if each is not None]

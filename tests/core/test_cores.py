@@ -1,0 +1,56 @@
+"""Work on all cores: the same results as in one process, and clear errors."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from bearings.core import cores as module
+from bearings.core.cores import cores, on_all_cores
+from bearings.core.errors import UserError
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems use one process")
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(module, "cores", lambda: 2)
+
+
+def test_results_are_in_the_order_of_the_items():
+    assert on_all_cores(lambda item: 10 * item, [3, 1, 2]) == [30, 10, 20]
+
+
+def test_one_item_or_none_starts_no_process():
+    assert on_all_cores(lambda item: os.getpid(), ["only"]) == [os.getpid()]
+    assert on_all_cores(str, []) == []
+
+
+@linux
+def test_several_items_are_worked_on_in_other_processes():
+    assert os.getpid() not in on_all_cores(lambda item: os.getpid(), [1, 2, 3])
+
+
+@linux
+def test_processes_do_not_receive_the_signals_that_stop_the_program():
+    blocked = on_all_cores(lambda item: signal.pthread_sigmask(signal.SIG_BLOCK, []), [1, 2])
+    assert all({signal.SIGINT, signal.SIGTERM} <= each for each in blocked)
+
+
+def test_errors_reach_the_caller():
+    def fail(item):
+        raise UserError(f"item {item} is bad")
+
+    with pytest.raises(UserError, match="item 1 is bad"):
+        on_all_cores(fail, [1, 2])
+
+
+@linux
+def test_a_killed_process_gives_one_line():
+    with pytest.raises(UserError, match="a worker process was killed: free memory and rerun the command"):
+        on_all_cores(lambda item: os.kill(os.getpid(), signal.SIGKILL), [1, 2])
+
+
+def test_number_of_cores_is_positive():
+    assert cores() >= 1
