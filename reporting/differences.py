@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from .scores import Score
 from .statistics import Difference
-from .study import Contestant
+from .study import Contestant, short
 from .tables import Row, Table, interval, p_value, percentage
 
 
@@ -48,7 +48,9 @@ def _row(score: Score, other: Contestant, difference: Difference) -> Row:
     one = score.contestant
     own, theirs = one.controls, other.controls
     controls = [
-        f"{key.split('.')[-1]} {own[key]}, {other.label} {theirs[key]}" for key in own if own[key] != theirs[key]
+        f"{key.split('.')[-1]}={short(own[key])} instead of {short(theirs[key])}"
+        for key in own
+        if own[key] != theirs[key]
     ]
     return {
         "model": one.label,

@@ -45,13 +45,19 @@ def remarks() -> list[str]:
 
 def comparison_notes(comparison: Comparison, split: str, reference: str, margin: float | None) -> list[str]:
     """Data, training and settings of a comparison on one split. `margin` replaces the domain's own unless None."""
-    facts, records = comparison.facts, comparison.any_run.records[split]
+    records = comparison.any_run.records[split]
     clusters = len(set(records.clusters.tolist()))
+    store, length, steps, precision = (
+        " or ".join(
+            f"{value:,}" if isinstance(value, int) else str(value)[:12] for value in sorted(comparison.values(key))
+        )
+        for key in ("store.sha256", "data.length", "trainer.steps", "trainer.precision")
+    )
     lines = [
         f"{plural(len(records.documents), 'document')} in {plural(clusters, 'cluster')}, "
         f"{plural(int(records.tokens.sum()), 'token')}.",
-        f"Token store {facts['store.sha256'][:12]} (sha256). Length {facts['data.length']}. "
-        f"{plural(facts['trainer.steps'], 'step')} in {facts['trainer.precision']} on {'; '.join(comparison.devices)}.",
+        f"Token store {store} (sha256). Length {length}. "
+        f"Steps: {steps}, in {precision} on {'; '.join(comparison.devices)}.",
     ]
     if comparison.solved is None:
         margin = comparison.margin if margin is None else margin

@@ -178,6 +178,11 @@ class Comparison:
         """The study.yaml entries of its first run."""
         return self.any_run.listed
 
+    def values(self, key: str) -> list[Any]:
+        """The different values of a setting that its contestants have, in their order."""
+        found = [each.any_run.facts.get(key) for each in self.contestants]
+        return [value for i, value in enumerate(found) if value not in found[:i]]
+
     @cached_property
     def studies(self) -> frozenset[Path | None]:
         """The folders of the studies that its runs belong to; None stands for runs of no study."""

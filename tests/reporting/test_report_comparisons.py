@@ -101,8 +101,8 @@ def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
     assert rows["path"]["against"] == rows["pope"]["against"] == "rope, learning_rate=0.001"  # with the same MLP size
     assert rows["rope, learning_rate=0.002"]["verdict"] == "rate not chosen"
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
-    assert full["path"]["controls"] == "learning_rate 0.002, rope, learning_rate=0.001 0.001"
-    assert full["pope"]["controls"].startswith("mlp_hidden 96, rope, learning_rate=")
+    assert full["path"]["controls"] == "learning_rate=0.002 instead of 0.001"
+    assert full["pope"]["controls"].startswith("mlp_hidden=96 instead of null; learning_rate=0.002 instead of")
     for column, percent in (("parameters", "parameters_percent"), ("flops_per_token", "flops_percent")):
         one, other = (float(rows[model][column]) for model in ("pope", full["pope"]["against"]))
         assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
@@ -121,7 +121,7 @@ def test_converted_models_are_compared_with_their_control(tmp_path, report):
     assert annealed == "path, anneal_steps=10"
     folder, _ = report()
     rows = rows_of(folder / "tables" / "jsb-test-differences.csv")
-    assert "match_steps 5, rope None" in rows["pope"]["controls"]
+    assert "match_steps=5 instead of null" in rows["pope"]["controls"]
 
 
 def test_the_plain_model_is_the_reference_even_if_another_is_better(tmp_path, report):
