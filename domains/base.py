@@ -92,6 +92,15 @@ class Domain(ABC):
         """Accuracy of guessing with these settings of the domain, for tasks in which it depends on them."""
         return cls.chance
 
+    @classmethod
+    def subset(cls, content: Mapping[str, Any], document: str) -> str | None:
+        """The subset that a test document belongs to, if reports also score parts of the test split; otherwise None.
+
+        Args:
+            content: as of `content`, of a run.
+        """
+        return None
+
     def content(self) -> dict[str, Any]:
         """`options` as read from JSON, with lists instead of tuples, for comparison with a manifest."""
         return json.loads(json.dumps(dict(self.options())))

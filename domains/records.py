@@ -1,7 +1,7 @@
 """Per-document scores of a split, which runs save and reports read."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ FIELDS = {
     **{"clusters": ("iu", 1), "tokens": ("iu", 1), "correct": ("iu", 1), "group_tokens": ("iu", 2)},
     **{"nats": ("f", 1), "units": ("f", 2), "group_nats": ("f", 2)},
 }
+PER_DOCUMENT = ("documents", "clusters", "nats", "tokens", "units", "correct", "group_nats", "group_tokens")
 ROUNDED = 1e-5  # relative tolerance for sums of nats that were saved in float32
 
 
@@ -67,6 +68,11 @@ class Records:
         """Nats per token of each group that occurs in the split."""
         nats, tokens = self.group_nats.sum(0), self.group_tokens.sum(0)
         return {name: float(nats[i] / tokens[i]) for i, name in enumerate(self.group_names) if tokens[i]}
+
+    def where(self, chosen: np.ndarray) -> "Records":
+        """The records of the documents for which `chosen [documents]` is true."""
+        arrays = {name: getattr(self, name) for name in PER_DOCUMENT}
+        return replace(self, **{name: array[chosen] for name, array in arrays.items()})
 
     def save(self, path: Path) -> None:
         """Write an .npz file atomically."""

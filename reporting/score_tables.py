@@ -1,19 +1,28 @@
 """The tables of scores: a row per model with its difference from the reference, per comparison and over all."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from ..domains.records import Records
 from ..domains.unit_labels import unit_label
-from .scores import Score
+from .scores import Score, scores
 from .statistics import Difference
+from .study import Comparison
 from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, plural, wrong
 
 BASELINE = "baseline"
 CLUSTERS = "clusters only"
 BOTH = "seeds and clusters"
+NOT_TESTED = "Differences on subsets are not tested."
 MAIN = (
     *("domain", "split", "model", "seeds", "errors", "solved", "solve_rate", "nats_per_token", "difference", "against"),
     *("difference_interval", "difference_interval_of", "difference_percent", "holm_p", "verdict"),
+)
+SUBSETS = (
+    *("model", "seeds", "nats_per_token", "difference", "against", "difference_percent", "difference_interval"),
+    *("difference_interval_of", "interval"),
 )
 SOLVING = {
     "errors": ("error by seed, %", str),
@@ -63,6 +72,49 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
     }
     main = [key for key in MAIN if key not in ("errors", "solve_rate")]
     return Table("across", "All comparisons", columns, rows, _pairing_notes(found), main)
+
+
+def subsets_table(comparison: Comparison, split: str, reference: str, margin: float | None) -> Table | None:
+    """Scores on subsets of a test split (`Domain.subset`); None if it has none.
+
+    Args:
+        reference: the encoding or label that the others are compared with.
+        margin: margin of equivalence in nats/token; None for the domain's default.
+    """
+    run, rows, every = comparison.any_run, [], []
+    margin = comparison.margin if margin is None else margin
+    names = np.array([run.domain.subset(run.config["content"], name) or "" for name in run.records[split].documents])
+    for subset in sorted({*names.tolist()} - {""}):
+        chosen = names == subset
+        part = _restricted(comparison, split, chosen)
+        found = [each for each in scores(part, split, reference, margin) if each.chosen]
+        clusters = len(np.unique(part.any_run.records[split].clusters))
+        sizes = {"subset": subset, "documents": int(chosen.sum()), "clusters": clusters}
+        rows += [sizes | _score_row(each) for each in sorted(found, key=lambda each: each.nats.value)]
+        every += found
+    if not rows:
+        return None
+    columns = {
+        "subset": ("subset", str),
+        "documents": ("documents", "{:,}".format),
+        "clusters": ("clusters", "{:,}".format),
+        **{key: each for key, each in _columns(every, rows, {}, percent=True).items() if key in SUBSETS},
+    }
+    title = f"{comparison.name}, {split} split: subsets"
+    rows = [{key: row.get(key) for key in columns} for row in rows]
+    return Table(f"{comparison.slug}-{split}-subsets", title, columns, rows, [NOT_TESTED])
+
+
+def _restricted(comparison: Comparison, split: str, chosen: np.ndarray) -> Comparison:
+    """The comparison with only the `chosen [documents]` of a split."""
+    contestants = []
+    for each in comparison.contestants:
+        runs = {
+            seed: replace(run, records={**run.records, split: run.records[split].where(chosen)})
+            for seed, run in each.runs.items()
+        }
+        contestants.append(replace(each, runs=runs))
+    return replace(comparison, contestants=contestants)
 
 
 def _columns(

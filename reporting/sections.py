@@ -22,7 +22,7 @@ from .runs import runs_table
 from .sample_drift import drift_plot
 from .sample_metrics import metrics_of, metrics_table
 from .samples import distinct, samples_of
-from .score_tables import across_table, domain_table
+from .score_tables import across_table, domain_table, subsets_table
 from .scores import Score
 from .study import Study, file_name
 from .tables import Table
@@ -85,6 +85,7 @@ class Sections:
             notes = comparison_notes(comparison, split, self._reference, self._margin)
             notes += [absent] if absent else []
             shown += [domain_table(here, baselines, notes), difference_table(here)]
+            shown.append(subsets_table(comparison, split, self._reference, self._margin))
             stem = folder / f"{comparison.slug}-{split}-forest"
             drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
             findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self._reference))

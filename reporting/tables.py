@@ -26,6 +26,7 @@ LEFT = (  # keys of text columns, which are aligned left
     "group",
     "domain",
     "split",
+    "subset",
     "model",
     "mechanism",
     "against",

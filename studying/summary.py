@@ -22,7 +22,7 @@ from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, NO_RECORD, TUNED, read_list
 from ..reporting.power import needed_sentence
 from ..reporting.reading import read_study
-from ..reporting.score_tables import CLUSTERS, COST, SOLVING
+from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
@@ -205,13 +205,14 @@ def _best_first(lengths: Table) -> Table:
 
 
 def _further(study: Study, reference: str) -> list[Table]:
-    """Tables of zero-shot benchmarks, and of files that were scored with other context lengths."""
+    """Tables of subsets, of zero-shot benchmarks, and of files that were scored with other context lengths."""
     tables = []
     for comparison in study.comparisons:
+        tables += [subsets_table(comparison, split, reference, None) for split in comparison.splits]
         tables += zero_shot_tables(comparison, reference)
         for name in names_of(comparison):
             tables.append(_best_first(files_table(comparison, name, lengths_of(comparison, name))))
-    return tables
+    return [each for each in tables if each is not None]
 
 
 def table_of(outcome: Outcome) -> str:

@@ -218,8 +218,12 @@ def test_shared_melodies_of_published_split_are_recorded(published):
     assert published.manifest["melodies"] == 195
     assert published.manifest["melody_also_in_train"] == {"valid": 37, "test": 51}
     assert published.manifest["duplicates_kept"] == {}
-    train = set(published.clusters[published.documents("train")])
-    assert sum(label in train for label in published.clusters[published.documents("test")]) == 51
+    train, test = (published.documents(part) for part in ("train", "test"))
+    seen = [published.names[i] for i in test if published.clusters[i] in set(published.clusters[train])]
+    assert len(seen) == 51
+    subset = {published.names[i]: JSB.subset(published.manifest["options"], published.names[i]) for i in test}
+    assert [name for name, each in subset.items() if each == "melody also in training"] == seen
+    assert {*subset.values()} == {"melody also in training", "new melody"}
 
 
 @needs_file

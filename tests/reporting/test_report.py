@@ -13,12 +13,35 @@ from report_support import make_run, records, report_task, rewritten, rows_of, u
 from scipy import stats
 
 from bearings.core.errors import UserError
+from bearings.domains.jsb import JSB
 from bearings.reporting.reading import read_study
 from bearings.reporting.runs import runs_table
 from bearings.reporting.statistics import holm
 from bearings.tasks.report import Report
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def test_subsets_of_a_split_are_scored_separately(tmp_path, report, monkeypatch):
+    monkeypatch.setattr(JSB, "subset", classmethod(lambda cls, content, name: "late" if len(name) > 7 else "early"))
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+    folder, _ = report()
+    with open(folder / "tables" / "jsb-test-subsets.csv", newline="") as file:
+        rows = {(row["subset"], row["model"]): row for row in csv.DictReader(file)}
+    assert [*rows] == [("early", "pope"), ("early", "rope"), ("late", "pope"), ("late", "rope")]
+    kept = {encoding: [records(encoding, seed) for seed in (0, 1, 2)] for encoding in ("rope", "pope")}
+    for name, part in (("early", slice(10)), ("late", slice(10, None))):
+        levels = {
+            key: np.mean([each.nats[part].sum() for each in kept[key]]) / kept[key][0].tokens[part].sum()
+            for key in kept
+        }
+        row = rows[name, "pope"]
+        assert int(row["documents"]) == int(row["clusters"]) == len(kept["pope"][0].nats[part])
+        assert float(row["nats_per_token"]) == pytest.approx(levels["pope"])
+        assert float(row["difference"]) == pytest.approx(levels["pope"] - levels["rope"])
+    assert "verdict" not in row
 
 
 def test_scores_match_the_records(tmp_path, report):
