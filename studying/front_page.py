@@ -28,6 +28,7 @@ class Topic(NamedTuple):
 LOSSES = (
     Topic("zoo_jsb", "chorales, small", "Bach chorales, small models, each encoding at its best learning rate"),
     Topic("jsb", "chorales", "Bach chorales, as in the PoPE paper"),
+    Topic("jsb_tuned", "chorales, tuned", "The same chorales, transposed in training, each encoding tuned"),
     Topic("maestro_60k", "piano", "Piano performances, as in the PoPE paper"),
     Topic("genome", "genome", "Human genome, a small part of the published training"),
     Topic("wikitext2", "text", "Wikipedia articles"),

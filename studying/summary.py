@@ -34,7 +34,10 @@ from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_o
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
-IN_README = {"study": ("jsb", "maestro_60k", "wikitext2", "indirect_indexing_long"), "model": ("pope", "path")}
+IN_README = {
+    "study": ("jsb", "jsb_tuned", "maestro_60k", "wikitext2", "indirect_indexing_long"),
+    "model": ("pope", "path"),
+}
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
 MODEL = {
