@@ -26,6 +26,7 @@ from .score_tables import across_table, domain_table, subsets_table
 from .scores import Score
 from .study import Study, file_name
 from .tables import Table
+from .take_off import take_off_plot, take_off_table
 from .variants import variants_of, variants_table
 from .zero_shot import zero_shot_tables
 
@@ -98,7 +99,9 @@ class Sections:
                 findings[table.slug] = failures(table)
         shown += zero_shot_tables(comparison, self._reference)
         shown.append(runs_table(comparison))
+        shown.append(take_off_table(comparison, self._reference))
         of_few = (
+            take_off_plot,
             plots.loss_plot,
             plots.diagnostics_plot,
             attention_plot,

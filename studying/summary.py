@@ -27,6 +27,7 @@ from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
+from ..reporting.take_off import take_off_plot, take_off_table
 from ..reporting.zero_shot import zero_shot_tables
 from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
@@ -39,7 +40,13 @@ IN_README = {
     "model": ("pope", "path"),
 }
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
-PLOTS = ("differences.svg", "lengths.svg", "loss.svg", "attention.svg")  # a study keeps the first two that it has
+PLOTS = (
+    "differences.svg",
+    "take-off.svg",
+    "lengths.svg",
+    "loss.svg",
+    "attention.svg",
+)  # a study keeps the first two that it has
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
     **{key: COST[key] for key in ("flops_per_token", "tokens_per_s", "peak_memory_bytes")},
@@ -102,6 +109,7 @@ def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], f
         drawn["lengths.svg"] = plots.lengths_plot(
             lengths, styles, folder / "lengths", title, references_of(whole, found)
         )
+    drawn["take-off.svg"] = noted(take_off_plot(shown, styles, folder), shown, whole)
     drawn["loss.svg"] = noted(plots.loss_plot(shown, styles, folder), shown, whole)
     drawn["attention.svg"] = noted(attention_plot(shown, styles, folder), shown, whole)
     return [(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2]
@@ -208,10 +216,12 @@ def _best_first(lengths: Table) -> Table:
 
 
 def _further(study: Study, reference: str) -> list[Table]:
-    """Tables of subsets, of zero-shot benchmarks, and of files that were scored with other context lengths."""
+    """Tables of subsets, take-off, zero-shot benchmarks, and files that were scored with other context lengths."""
     tables = []
     for comparison in study.comparisons:
         tables += [subsets_table(comparison, split, reference, None) for split in comparison.splits]
+        if len(comparison.contestants) <= MOST:
+            tables.append(take_off_table(comparison, reference))
         tables += zero_shot_tables(comparison, reference)
         for name in names_of(comparison):
             tables.append(_best_first(files_table(comparison, name, lengths_of(comparison, name))))

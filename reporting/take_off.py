@@ -1,0 +1,165 @@
+"""When models take off on tasks with right answers: survival curves and log-rank tests over seeds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import scipy
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+
+from .drawing import Plot, legend_above, styled, wrapped, write_plot
+from .solving import take_off
+from .statistics import FEWEST_SEEDS, holm
+from .study import Comparison, Contestant
+from .tables import Row, Table, p_value
+
+RESAMPLES = 20_000  # up to this number of assignments of seeds to models, the test is exact
+NEVER = "not reached"
+
+
+@dataclass(frozen=True)
+class TakeOff:
+    """The take-off of each seed of a model: its first validation with enough right answers.
+
+    Attributes:
+        steps: step of the take-off or, if there was none, of the last validation, `[S]`.
+        reached: whether the seed took off, `[S]`.
+    """
+
+    steps: np.ndarray
+    reached: np.ndarray
+
+    @classmethod
+    def of(cls, contestant: Contestant, accuracy: float) -> "TakeOff | None":
+        """The first validation of each seed with at least this `accuracy`; None if a seed has no validation."""
+        steps, reached = [], []
+        for seed in sorted(contestant.runs):
+            curve = contestant.runs[seed].curve
+            validated = [int(row["step"]) for row in curve if "valid_accuracy" in row]
+            if not validated:
+                return None
+            found = take_off(curve, accuracy)
+            steps.append(validated[-1] if found is None else found)
+            reached.append(found is not None)
+        return cls(np.array(steps), np.array(reached))
+
+    @property
+    def survival(self) -> tuple[np.ndarray, np.ndarray]:
+        """The Kaplan-Meier estimate: steps, and the share of seeds that have not taken off after each."""
+        found = scipy.stats.ecdf(scipy.stats.CensoredData.right_censored(self.steps, ~self.reached)).sf
+        return found.quantiles, found.probabilities
+
+    @property
+    def median(self) -> int | None:
+        """The first step after which at most half of the seeds have not taken off; None if there is none."""
+        steps, shares = self.survival
+        return next((int(step) for step, share in zip(steps, shares, strict=True) if share <= 0.5), None)
+
+
+def log_rank_p(one: TakeOff, other: TakeOff) -> float | None:
+    """Two-sided p of equal take-off: a permutation test of log-rank scores (Peto and Peto, JRSS A 135(2), 1972).
+
+    The log-rank statistic is the sum of one model's scores. With few seeds its usual chi-squared distribution is a poor
+    approximation. None if one model has fewer than FEWEST_SEEDS.
+    """
+    if min(len(one.steps), len(other.steps)) < FEWEST_SEEDS:
+        return None
+    steps, reached = (np.concatenate(pair) for pair in ((one.steps, other.steps), (one.reached, other.reached)))
+    at, place = np.unique(steps, return_inverse=True)
+    waiting = (steps >= at[:, None]).sum(1)
+    hazard = np.cumsum(np.bincount(place, reached, len(at)) / waiting)
+    scores = reached - hazard[place]
+    found = scipy.stats.permutation_test(
+        (scores[: len(one.steps)], scores[len(one.steps) :]),
+        lambda mine, theirs, axis: mine.sum(axis),
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
+
+
+def take_offs(comparison: Comparison) -> dict[str, TakeOff]:
+    """The take-off of every model with validations, by label; empty without right answers."""
+    if comparison.solved is None:
+        return {}
+    found = {each.label: TakeOff.of(each, comparison.half_way) for each in comparison.contestants}
+    return {label: each for label, each in found.items() if each is not None}
+
+
+def take_off_table(comparison: Comparison, reference: str) -> Table | None:
+    """When each model takes off, first the earliest, and log-rank tests against `reference`; None without any."""
+    found = take_offs(comparison)
+    if not any(each.reached.any() for each in found.values()):
+        return None
+    rows: list[Row] = []
+    for contestant in comparison.chosen:
+        if (mine := found.get(contestant.label)) is None:
+            continue
+        against = comparison.reference(contestant, reference)
+        theirs = None if against is None or against is contestant else found.get(against.label)
+        rows.append(
+            {
+                "model": contestant.label,
+                "seeds": len(mine.steps),
+                "reached": f"{mine.reached.sum()} of {len(mine.steps)}",
+                "median": NEVER if mine.median is None else f"{mine.median:,}",
+                "p": None if theirs is None else log_rank_p(mine, theirs),
+            }
+        )
+    early = {label: np.sort(np.where(each.reached, each.steps, np.inf)).tolist() for label, each in found.items()}
+    rows.sort(key=lambda row: (row["median"] == NEVER, early[row["model"]]))
+    tested = [row for row in rows if row["p"] is not None]
+    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row["holm_p"] = p
+    columns = {
+        "model": ("model", str),
+        "seeds": ("seeds", str),
+        "reached": ("took off", str),
+        "median": ("median step", str),
+        "p": (f"p against {reference}", p_value),
+        "holm_p": ("Holm p", p_value),
+    }
+    notes = [
+        f"Take-off: the first validation with at least {100 * comparison.half_way:.3g} % right. Median: of the "
+        "Kaplan-Meier estimate, in which a seed that has not taken off is censored at its last validation.",
+        "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for all "
+        "models of the comparison.",
+    ]
+    return Table(f"{comparison.slug}-take-off", f"{comparison.name}: take-off", columns, rows, notes)
+
+
+@styled
+def take_off_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
+    """The share of seeds that have taken off, by optimiser step; None if all seeds have or none has."""
+    found = take_offs(comparison)
+    if len({reached for each in found.values() for reached in each.reached.tolist()}) < 2:
+        return None
+    last = max(int(each.steps.max()) for each in found.values())
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes, named, rows = figure.add_subplot(), {}, []
+    for label, each in found.items():
+        points = [(0, 1.0), *((int(step), float(share)) for step, share in zip(*each.survival, strict=True))]
+        if points[-1][0] < last:
+            points.append((last, points[-1][1]))
+        at, taken = [step for step, _ in points], [100 * (1 - share) for _, share in points]
+        name = wrapped(label)
+        (named[name],) = axes.step(at, taken, where="post", label=name, **styles[label])
+        rows += [
+            {"model": label, "step": step, "percent": share, "seeds": len(each.steps)}
+            for step, share in zip(at, taken, strict=True)
+        ]
+    axes.set(xlabel="optimiser step", ylabel="seeds that have taken off")
+    axes.set_ylim(-4, 104)
+    axes.yaxis.set_major_formatter(PercentFormatter(symbol=" %"))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    legend_above(figure, named)
+    stem = folder / f"{comparison.slug}-take-off"
+    caption = (
+        f"Share of seeds with at least {100 * comparison.half_way:.3g} % right on the validation split by that step "
+        "(Kaplan-Meier estimate)."
+    )
+    return write_plot(figure, stem, rows, f"{comparison.name}: take-off", caption)

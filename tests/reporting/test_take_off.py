@@ -1,0 +1,91 @@
+"""Take-off on tasks with right answers: survival curves, medians and log-rank tests."""
+
+import itertools
+
+import numpy as np
+import pytest
+from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
+from scipy import stats
+
+from bearings.reporting.take_off import TakeOff, log_rank_p
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+def times(*steps):
+    """Seeds that take off at these steps; None: not within 100."""
+    return TakeOff(
+        np.array([100 if step is None else step for step in steps]), np.array([s is not None for s in steps])
+    )
+
+
+def statistic(mine, theirs):
+    """The log-rank statistic as observed less expected take-offs, from its definition."""
+    total = 0.0
+    for step in np.unique(np.concatenate([mine.steps, theirs.steps])):
+        here = [((each.steps >= step).sum(), ((each.steps == step) & each.reached).sum()) for each in (mine, theirs)]
+        (waiting, events), (others, their_events) = here
+        total += events - (events + their_events) * waiting / (waiting + others)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((10, 20, 30), (None, None, None)), ((10, 40, None), (20, 30, 30, None)), ((10, 10, 20), (10, 20, None))],
+)
+def test_p_counts_the_assignments_of_seeds_that_are_as_extreme(one, other):
+    every, size = [*one, *other], len(one)
+    observed = statistic(times(*one), times(*other))
+    found = []
+    for chosen in itertools.combinations(range(len(every)), size):
+        rest = [each for i, each in enumerate(every) if i not in chosen]
+        found.append(statistic(times(*(every[i] for i in chosen)), times(*rest)))
+    sides = [np.mean([sign * each >= sign * observed - 1e-9 for each in found]) for sign in (1, -1)]
+    assert log_rank_p(times(*one), times(*other)) == pytest.approx(min(1.0, 2 * min(sides)))
+
+
+def test_p_is_that_of_the_usual_test_with_many_seeds():
+    random = np.random.default_rng(0)
+    one, other = (random.exponential(scale, 60).round(3) for scale in (50, 80))
+    samples = [TakeOff(np.minimum(each, 100), each < 100) for each in (one, other)]
+    censored = [stats.CensoredData.right_censored(each.steps, ~each.reached) for each in samples]
+    assert log_rank_p(*samples) == pytest.approx(stats.logrank(*censored).pvalue, abs=0.01)
+
+
+def test_median_counts_censored_seeds_only_while_they_are_observed():
+    assert times(10, 20, 30).median == 20
+    assert times(10, None, None).median is None
+    early = TakeOff(np.array([10, 20, 5]), np.array([True, True, False]))  # one run ended at step 5
+    assert early.median == 10
+
+
+def test_table_and_plot_of_a_report(tmp_path, report):
+    curves = {"rope": (None, None, None), "pope": (10, 20, None), "path": (10, 10, 10)}
+    for encoding, steps in curves.items():
+        for seed, step in enumerate(steps):
+            given = {"domain": "flip_flop", "units": ("answer",), "correct": 0.6 if step is None else 1.0}
+            path = make_run(tmp_path / "runs", encoding, seed, **given)
+            rows = ["step,train_nll,valid_nll,valid_accuracy"]
+            rows += [f"{at},1,1,{0.9 if step is not None and at >= step else 0.5}" for at in (10, 20, 30)]
+            (path / "metrics.csv").write_text("\n".join(rows) + "\n")
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "flip_flop-take-off.csv")
+    assert {name: (row["reached"], row["median"]) for name, row in rows.items()} == {
+        "path": ("3 of 3", "10"),
+        "pope": ("2 of 3", "20"),
+        "rope": ("0 of 3", "not reached"),
+    }
+    assert float(rows["path"]["p"]) == pytest.approx(0.1)  # 2 of the 20 assignments
+    assert float(rows["path"]["holm_p"]) == pytest.approx(0.2)
+    assert rows["rope"]["p"] == ""
+    assert (folder / "plots" / "flip_flop-take-off.svg").exists()
+    with open(folder / "plots" / "flip_flop-take-off.csv") as file:
+        assert "pope,20,66.6" in file.read()
+
+
+def test_without_take_off_there_is_no_table(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed, domain="flip_flop", units=("answer",), correct=0.5)
+    folder, _ = report()
+    assert not list((folder / "tables").glob("*take-off*"))
+    assert not list((folder / "plots").glob("*take-off*"))
