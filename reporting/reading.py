@@ -103,7 +103,12 @@ def read_study(folders: Sequence[Path]) -> Study:
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
     entries = {} if place is None else lists.get(place, {})
     published, variants, compare = entries.get("published", {}), entries.get("variants", ()), entries.get("compare", ())
-    return Listed(place, published, variants, searched_keys(entries), compare)
+    return Listed(place, published, *map(_of_facts, (variants, searched_keys(entries), compare)))
+
+
+def _of_facts(keys: Sequence[str]) -> list[str]:
+    """The keys of facts for keys of settings. Settings of a domain that determine its tokens are facts as content."""
+    return [*keys, *(key.replace("domain.", "content.", 1) for key in keys if key.startswith("domain."))]
 
 
 def _study_of(path: Path, lists: Container[Path]) -> Path | None:
@@ -259,10 +264,12 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     for run, here in zip(kinds, own, strict=True):
         others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
         values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
-        given = {key: values[key] for key in differing(here, others) if values.get(key) is not None}
-        labels.append(
-            ", ".join([run.encoding, *(f"{key.split('.')[-1]}={short(each)}" for key, each in given.items())])
-        )
+        given = {
+            key.split(".")[-1]: short(values.get(key))
+            for key in differing(here, others)
+            if values.get(key) is not None or key in run.listed.compare
+        }
+        labels.append(", ".join([run.encoding, *(f"{key}={value}" for key, value in sorted(given.items()))]))
     return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
 
 
