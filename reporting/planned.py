@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
@@ -231,18 +233,27 @@ class Absent:
 
 
 def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
-    """Runs that the study in `folder` lists but `runs` lacks; each of `runs` accounts for one."""
-    left, missing = [_settings(run) for run in runs], {}
-    wanted = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
-    for given in sorted(wanted, key=len, reverse=True):  # a variant's record also matches the plain run
-        asked = {each.key_or_group: each.value() for each in map(_parsed, given)}
-        asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
-        asked = {key: value for key, value in asked.items() if _distinguishes(key)}
-        if (record := next((each for each in left if _fits(asked, each)), None)) is None:
-            missing[" ".join(given)] = asked
-        else:
-            left.remove(record)
-    return [Absent(line, missing[line]) for line in map(" ".join, wanted) if line in missing]
+    """Runs that the study in `folder` lists but `runs` lacks; each of `runs` accounts for one.
+
+    A record can fit several lines, because a line leaves out settings of its experiment. Records are assigned such that
+    as many lines as possible have one, those with more settings first.
+    """
+    lines = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
+    wanted, records = [_asked(line) for line in lines], [_settings(run) for run in runs]
+    worth = np.zeros((len(wanted), len(records)))
+    for row, (line, asked) in enumerate(zip(lines, wanted, strict=True)):
+        worth[row] = [len(line) * _fits(asked, record) for record in records]
+    rows, columns = scipy.optimize.linear_sum_assignment(worth, maximize=True)
+    recorded = set(rows[worth[rows, columns] > 0].tolist())
+    return [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
+
+
+def _asked(line: Sequence[str]) -> dict[str, Any]:
+    """The settings of a line that distinguish runs; the seed, in which most runs differ, first."""
+    asked = {each.key_or_group: each.value() for each in map(_parsed, line)}
+    asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
+    order = sorted(asked, key=lambda key: (key != "seed", key != "encoding"))
+    return {key: asked[key] for key in order if _distinguishes(key)}
 
 
 def _distinguishes(key: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from report_support import BETTER, DELTA, make_run, mechanisms, records, report_task, rows_of, undrawn  # noqa: F401
 
+from bearings.reporting.planned import absent
 from bearings.reporting.reading import read_study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -173,6 +174,18 @@ def test_reused_runs_that_other_incidental_settings_made_are_not_missing(tmp_pat
     assert [each.place for each in read_study([tmp_path]).troubles] == [
         "experiment=debug task.samples=0 data.workers=1 encoding=rope data.length=128"
     ]
+
+
+def test_records_are_assigned_such_that_every_line_has_one(tmp_path):
+    """The run with length 128 also fits the first line, which leaves the length to the experiment."""
+    listed(
+        tmp_path, "experiment=debug encoding=rope trainer.steps=20", "experiment=debug encoding=rope data.length=128"
+    )
+    for overrides in ((), ("data.length=128",)):
+        make_run(tmp_path / "runs", "rope", 0, *overrides)
+    runs = read_study([tmp_path]).runs
+    assert absent(tmp_path, runs) == absent(tmp_path, runs[::-1]) == []
+    assert len(absent(tmp_path, runs[:1])) == len(absent(tmp_path, runs[1:])) == 1
 
 
 def test_seeds_can_be_missing_from_two_comparisons(tmp_path):
