@@ -17,6 +17,7 @@ from .lengths import (
     longest_context,
     nats_by_context,
     nats_by_position,
+    trained_lengths,
 )
 from .scores import Score
 from .study import Comparison
@@ -150,9 +151,7 @@ def lengths_plot(
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
-    trained = 0
     for model, seeds in found.items():
-        trained = seeds[0][0]["trained"]
         for form in forms_of_all(seeds):
             width = widths[form_of(form)]
             style = {**styles[model], "linestyle": FORMS[form_of(form)], "linewidth": width}
@@ -178,6 +177,7 @@ def lengths_plot(
     least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
     top = min(most, 2.5 * float(np.median(middle)))
     axes[0].set_ylim(least - 0.05 * (top - least), top + 0.05 * (top - least))
+    trained = trained_lengths(found)
     seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
     for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
         axis_of_lengths(plot, trained, base=2, above=3)

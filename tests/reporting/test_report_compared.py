@@ -5,6 +5,7 @@ from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
+
 SEEDS = (0, 1, 2)
 
 
