@@ -20,7 +20,7 @@ from .lengths import (
     trained_lengths,
 )
 from .scores import Score
-from .study import Comparison
+from .study import Comparison, parenthesised
 from .tables import Row
 
 FORMS = {
@@ -127,7 +127,7 @@ def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, ti
     figure.legend(loc="outside right upper")
     caption = "Towards the lower left: better and cheaper. Line: 95 % interval over seeds."
     if above:
-        caption += f" Above the frame: {', '.join(above)}; the table has the numbers."
+        caption += f" Above the frame: {', '.join(map(parenthesised, above))}; the table has the numbers."
     return write_plot(figure, stem, rows, title, caption)
 
 

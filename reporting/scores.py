@@ -18,7 +18,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import Comparison, Contestant, Study
+from .study import MOST_SETTINGS, Comparison, Contestant, Study, short
 
 ALPHA = 1 - CONFIDENCE
 
@@ -182,8 +182,11 @@ def _pooled(members: Sequence[Score], references: Sequence[Contestant], seeds: S
         np.mean([_sums(each, first.split, seeds) for each in side], 0)
         for side in ([each.contestant for each in members], references)
     )
-    settings, domain = f"{len(members)} settings", first.comparison.domain
-    comparison = replace(first.comparison, different={"pooled": settings}, name=f"{domain}, {settings}")
+    settings, variants = f"{len(members)} settings", first.comparison.listed.variants
+    shared = {key: value for key, value in first.comparison.different.items() if key not in variants}
+    also = [f"{key.split('.')[-1]}={short(value)}" for key, value in shared.items()][:MOST_SETTINGS]
+    name = ", ".join([first.comparison.domain, settings, *also])
+    comparison = replace(first.comparison, different={**shared, "pooled": settings}, name=name)
     paired, nats = difference(one, other, tokens, margin), estimate(one, tokens)
     return replace(first, comparison=comparison, nats=nats, bits={}, difference=paired, pooled=len(members))
 

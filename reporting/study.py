@@ -117,7 +117,7 @@ class Contestant:
     def changed_options(self) -> str | None:
         """Options of the encoding that differ from its defaults; None if there are none."""
         options = [f"{key}={short(value)}" for key, value in self.model.get("options", {}).items()]
-        return f"{self.label} {', '.join(options)}" if options else None
+        return f"{parenthesised(self.label)} {', '.join(options)}" if options else None
 
     @property
     def peak_memory(self) -> int | None:
