@@ -179,26 +179,31 @@ class Comparison:
     def units(self) -> tuple[str, ...]:
         return self.any_run.records[self.splits[0]].unit_names
 
-    @property
-    def listed(self) -> Listed:
-        """The study.yaml entries of its first run."""
-        return self.any_run.listed
-
     def values(self, key: str) -> list[Any]:
         """The different values of a setting that its contestants have, in their order."""
         found = [each.value(key) for each in self.contestants]
         return [value for i, value in enumerate(found) if value not in found[:i]]
 
     @cached_property
-    def compared(self) -> frozenset[str]:
-        """Keys of settings whose values are compared as encodings are, in the studies of its runs."""
+    def listed(self) -> Mapping[Path | None, Listed]:
+        """The entries of the studies that its runs belong to, by folder; None stands for runs of no study."""
         runs = (run for contestant in self.contestants for run in contestant.runs.values())
-        return frozenset(key for run in runs for key in run.listed.compare)
+        return {run.listed.place: run.listed for run in runs}
 
-    @cached_property
+    @property
     def studies(self) -> frozenset[Path | None]:
         """The folders of the studies that its runs belong to; None stands for runs of no study."""
-        return frozenset(run.listed.place for contestant in self.contestants for run in contestant.runs.values())
+        return frozenset(self.listed)
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """Keys of settings whose values its studies compare as they compare encodings."""
+        return frozenset(key for each in self.listed.values() for key in each.compare)
+
+    @property
+    def variants(self) -> frozenset[str]:
+        """Keys of settings under which its studies repeat the test of one hypothesis."""
+        return frozenset(key for each in self.listed.values() for key in each.variants)
 
     @property
     def measures(self) -> Measures | None:
