@@ -52,11 +52,13 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
     references = [each for each in scores if each.is_reference]
     compared = [each for each in scores if each.chosen and not each.is_reference]
     if compared and compared[0].against is None:
-        *others, last = (each.contestant.label for each in compared)
-        models = f"{', '.join(others)} and {last}" if others else last
-        return [f"no differences, because there is no run of {reference} to compare {models} with"]
+        models, named = _listed(compared), parenthesised(reference)
+        if any(each.contestant.label == reference for each in scores):
+            return [f"no differences, because the rate of {named} is not the chosen one: {models} cannot be compared"]
+        return [f"no differences, because there is no run of {named} to compare {models} with"]
     if references and not compared:
-        return [f"only {parenthesised(references[0].contestant.label)}, nothing to compare it with"]
+        them = "it" if len(references) == 1 else "them"
+        return [f"only {_listed(references)}, nothing to compare {them} with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     if len(best_first) <= MOST:
         return [_clause(each) for each in best_first]
@@ -72,6 +74,11 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
     return [
         counted if each is lowest else _clause(each) for place, each in enumerate(best_first) if place not in left_out
     ]
+
+
+def _listed(scores: Sequence[Score]) -> str:
+    *others, last = (parenthesised(each.contestant.label) for each in scores)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
@@ -99,7 +106,8 @@ def _clause(score: Score) -> str:
     """One model compared with its reference, worded to match the verdict."""
     model, reference, verdict = name_of(score, score.contestant), name_of(score, score.against), score.verdict
     if verdict == "not enough seeds":
-        needed = f"a test needs {FEWEST_SEEDS} seeds of each"
+        apart = score.against is not None and min(len(score.contestant.runs), len(score.against.runs)) >= FEWEST_SEEDS
+        needed = f"a test needs {FEWEST_SEEDS} seeds {'that both have' if apart else 'of each'}"
         return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)
     if verdict == "not enough clusters":
         needed = f"a test needs {FEWEST_CLUSTERS} clusters of similar size"

@@ -37,7 +37,7 @@ def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path)
                 row = {"quantity": measured, "model": label, "low": place[0], "high": place[1]}
                 row |= {"elements": int(seeds[0][place]["elements"]), "mean": float(each.mean())}
                 rows.append({**row, "least": float(each.min()), "most": float(each.max()), "seeds": len(seeds)})
-    trained = comparison.any_run.config["data"]["length"]
+    trained = sorted(comparison.values("data.length"))
     for axes, title in zip(panels, TITLES.values(), strict=True):
         axis_of_lengths(axes, trained, base=4, above=-10)
         axes.set_title(title)

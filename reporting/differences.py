@@ -46,11 +46,10 @@ def difference_table(found: Sequence[Score]) -> Table | None:
 
 def _row(score: Score, other: Contestant, difference: Difference) -> Row:
     one = score.contestant
-    own, theirs = one.controls, other.controls
     controls = [
-        f"{key.split('.')[-1]}={short(own[key])} instead of {short(theirs[key])}"
-        for key in own
-        if own[key] != theirs[key]
+        f"{key.split('.')[-1]}={short(one.value(key))} instead of {short(other.value(key))}"
+        for key in dict.fromkeys([*one.controls, *other.controls])
+        if one.value(key) != other.value(key)
     ]
     return {
         "model": one.label,

@@ -2,7 +2,7 @@
 
 import io
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,15 @@ def wrapped(text: str, width: int = 30) -> str:
     return literal("\n".join(textwrap.wrap(text, width)))
 
 
-def axis_of_lengths(axes: Axes, trained: int, base: int, above: int) -> None:
-    """A logarithmic x-axis with a line at the trained length, whose label is `above` points above the frame."""
+def axis_of_lengths(axes: Axes, trained: Iterable[int], base: int, above: int) -> None:
+    """A logarithmic x-axis with a line at each trained length, whose label is `above` points above the frame."""
     axes.set_xscale("log", base=base)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.tick_params(axis="x", labelrotation=30)
-    axes.axvline(trained, color=QUIET, linewidth=1.2, linestyle=":")
-    place = {"xy": (trained, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-    axes.annotate(f"trained: {trained:,}", xytext=(3, above), color=QUIET, fontsize=8.5, **place)
+    for length in trained:
+        axes.axvline(length, color=QUIET, linewidth=1.2, linestyle=":")
+        place = {"xy": (length, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(f"trained: {length:,}", xytext=(3, above), color=QUIET, fontsize=8.5, **place)
 
 
 def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:

@@ -17,6 +17,7 @@ from ..session.identity import STAGES
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
 
+COMPILED = ", compiled"  # ends the name of a device
 # Settings that may differ between encodings in a fair comparison: MLP size for equal cost, tuned learning rate, and how
 # a pretrained model was converted.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"
@@ -95,7 +96,7 @@ class Run:
         found = set()
         for session in self.manifest["sessions"]:
             several = f"{session['ranks']} x " if session.get("ranks", 1) > 1 else ""
-            found.add(several + session["device"] + (", compiled" if session.get("compiled") else ""))
+            found.add(several + session["device"] + (COMPILED if session.get("compiled") else ""))
         return sorted(found)
 
     @property

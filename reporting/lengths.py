@@ -104,6 +104,11 @@ def nats_by_position(rows: Sequence[Mapping[str, Any]], form: str, context: int)
     return {place: float(nats / targets) for place, (nats, targets) in sorted(sums.items())}
 
 
+def trained_lengths(found: Mapping[str, Sequence[Sequence[Row]]]) -> list[int]:
+    """The lengths that the models in `found`, as in `lengths_table`, were trained with."""
+    return sorted({row["trained"] for seeds in found.values() for rows in seeds for row in rows})
+
+
 def contexts_of(seeds: Sequence[Sequence[Row]], form: str) -> list[set[int]]:
     """The context lengths that each seed was scored with in `form`."""
     return [{row["context"] for row in rows if row["stretch"] == form} for rows in seeds]
@@ -191,9 +196,9 @@ def lengths_table(
             row = {"model": model, "stretch": form, "seeds": len(seeds)}
             means = {context: float(np.mean([curve[context] for curve in curves])) for context in shared}
             rows.append(row | {f"at_{at}": math.exp(mean) if perplexity else mean for at, mean in means.items()})
-    any_row, longest = next(iter(found.values()))[0][0], max(contexts)
-    trained = any_row["trained"]
+    longest = max(contexts)
     for row, curves in zip(rows, curves_of, strict=True):
+        trained = found[row["model"]][0][0]["trained"]
         reached = max(curves[0])
         held = "never" if reached == longest > trained else f"not up to {reached:,}"
         if held == "never":
@@ -210,10 +215,13 @@ def lengths_table(
     }
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
     beyond = any(row["beyond"] for row in tabled)
-    which = f"the targets with more than {any_row['trained']:,} tokens before them" if beyond else "all targets"
+    lengths = " or ".join(f"{length:,}" for length in trained_lengths(found))
+    which = f"the targets with more than {lengths} tokens before them" if beyond else "all targets"
+    if beyond and " or " in lengths:
+        which += ", the model's trained length"
     notes = [
         f"{quantity} by context length in tokens; every column covers {which}. Each target sees at least half of the "
-        f"context, or everything before it in its document. Trained at {any_row['trained']:,}.",
+        f"context, or everything before it in its document. Trained at {lengths}.",
         f"Targets with at least half of the context before them: {', '.join(_reached(tabled))}.",
         f"Stretch: how the model was extended after training (task.stretches); {PLAIN} if it was not.",
         f"Loss rises at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % "

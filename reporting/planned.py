@@ -37,6 +37,7 @@ MOST_RUNS = 10_000  # per list
 CHOSEN = ("domain", "encoding", "model", "experiment", "task")  # keys whose values name files in configs/
 ALLOWED = (*GROUPS, "task", "seed", "match", "experiment", "encodings")
 PLACE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # without hidden files, which shells and editors may execute
+SETTING = re.compile(rf"({'|'.join(GROUPS)})(\.\w+)+")
 SEED = re.compile(r"seed=(0|[1-9]\d{0,17})")
 OWN = ("run", "runs", "stores", "task")  # set by the command that trains a run, not by a line
 
@@ -69,6 +70,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         for key, of in (("then", "lines"), ("variants", "keys"), ("compare", "keys")):
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} must be a list of {of}")
+        for key in ("variants", "compare"):
+            if wrong := [each for each in found.get(key, []) if not SETTING.fullmatch(each)]:
+                raise TypeError(f"{key}: {wrong[0]} must be GROUP.KEY, such as trainer.precision")
         for key in ("question", "would_change", "search"):
             if not isinstance(found.get(key, ""), str):
                 raise TypeError(f"{key} must be text")

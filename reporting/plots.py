@@ -17,9 +17,10 @@ from .lengths import (
     longest_context,
     nats_by_context,
     nats_by_position,
+    trained_lengths,
 )
 from .scores import Score
-from .study import Comparison
+from .study import Comparison, parenthesised
 from .tables import Row
 
 FORMS = {
@@ -126,7 +127,7 @@ def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, ti
     figure.legend(loc="outside right upper")
     caption = "Towards the lower left: better and cheaper. Line: 95 % interval over seeds."
     if above:
-        caption += f" Above the frame: {', '.join(above)}; the table has the numbers."
+        caption += f" Above the frame: {', '.join(map(parenthesised, above))}; the table has the numbers."
     return write_plot(figure, stem, rows, title, caption)
 
 
@@ -150,9 +151,7 @@ def lengths_plot(
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
-    trained = 0
     for model, seeds in found.items():
-        trained = seeds[0][0]["trained"]
         for form in forms_of_all(seeds):
             width = widths[form_of(form)]
             style = {**styles[model], "linestyle": FORMS[form_of(form)], "linewidth": width}
@@ -178,6 +177,7 @@ def lengths_plot(
     least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
     top = min(most, 2.5 * float(np.median(middle)))
     axes[0].set_ylim(least - 0.05 * (top - least), top + 0.05 * (top - least))
+    trained = trained_lengths(found)
     seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
     for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
         axis_of_lengths(plot, trained, base=2, above=3)

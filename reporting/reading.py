@@ -241,7 +241,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
     everywhere = [next(iter(group[0].values())) for group in found]
     domains = [run.config["names"]["domain"] for run in everywhere]
-    facts = [_divided(run)[0] for run in everywhere]
+    facts = _all_facts(found)
     different, slugs = [], []
     for domain, here in zip(domains, facts, strict=True):
         different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
@@ -254,6 +254,18 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     )
     names = numbered([comparison.domain for comparison in comparisons])
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
+
+
+def _all_facts(found: Sequence[Sequence[Mapping[int, Run]]]) -> list[dict[str, Any]]:
+    """The facts of each group of runs, and all values of a setting that is among the facts of another group."""
+    kinds = [[next(iter(seeds.values())) for seeds in group] for group in found]
+    facts = [_divided(runs[0])[0] for runs in kinds]
+    shared = set().union(*facts)
+    for here, runs in zip(facts, kinds, strict=True):
+        for key in sorted(shared & {key for run in runs for key in _divided(run)[1]}):
+            values = dict.fromkeys(short(run.facts.get(key)) for run in runs)
+            here[key] = " or ".join(values) if len(values) > 1 else runs[0].facts.get(key)
+    return facts
 
 
 def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:

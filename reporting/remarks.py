@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .answers import LEGEND
+from .finished import COMPILED
 from .score_tables import CLUSTERS
 from .scores import Score
 from .statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import Comparison
+from .study import Comparison, parenthesised
 from .tables import Table, plural
 
 
@@ -63,7 +64,7 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         margin = comparison.margin if margin is None else margin
         lines.append(f"Margin of equivalence: {margin:g} nats/token.")
     if len(set(records.tokens.tolist())) > 1:
-        means = (f"{each.label} {each.document_mean(split):.4f}" for each in comparison.contestants)
+        means = (f"{parenthesised(each.label)} {each.document_mean(split):.4f}" for each in comparison.contestants)
         lines.append(f"Nats/token averaged over documents, as in some papers: {', '.join(means)}.")
     if len(comparison.studies) > 1:
         names = sorted("no study" if each is None else f"the study {each.name}" for each in comparison.studies)
@@ -71,11 +72,15 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
     if options := [changed for each in comparison.contestants if (changed := each.changed_options)]:
         lines.append(f"Encoding options that differ from the defaults: {'; '.join(options)}.")
     if len(comparison.devices) > 1:
-        lines.append("The runs used different devices, so tokens/s are not shown and peak memory is not comparable.")
+        kinds = {each.removesuffix(COMPILED) for each in comparison.devices}
+        differ = "used different devices" if len(kinds) > 1 else "are not all compiled"
+        lines.append(f"The runs {differ}, so tokens/s are not shown and peak memory is not comparable.")
     elif not comparison.speeds_comparable:
         lines.append("Tokens/s are not shown, because some runs shared their device or did not log a speed.")
-    if not any(contestant.called(reference) for contestant in comparison.contestants):
-        lines.append(f"There is no run of {reference}, so there are no differences (set task.reference=NAME).")
+    if not any(contestant.called(reference) for contestant in comparison.chosen):
+        known = any(contestant.called(reference) for contestant in comparison.contestants)
+        why = f"The rate of {reference} is not the chosen one" if known else f"There is no run of {reference}"
+        lines.append(f"{why}, so there are no differences (set task.reference=NAME).")
     if comparison.solved is not None:
         lines.append(
             f"Solved: at least {100 * comparison.solved:g} % of the answers are right. Take-off: the first validation "
@@ -94,20 +99,20 @@ def counted_verdicts(found: Sequence[Score]) -> str:
 def validation_losses(comparison: Comparison) -> str:
     """What the loss curves end at."""
     best = sorted(comparison.contestants, key=lambda each: each.validation)
-    losses = (f"{each.label} {each.validation:.4f}" for each in best)
+    losses = (f"{parenthesised(each.label)} {each.validation:.4f}" for each in best)
     return f"Validation nats/token of the best checkpoints: {', '.join(losses)}."
 
 
 def failures(lengths: Table) -> str:
     """What the plot of other context lengths shows."""
-    parts = (f"{row['model']} ({row['stretch']}): {row['fails']}" for row in lengths.rows)
+    parts = (f"{parenthesised(row['model'])} ({row['stretch']}): {row['fails']}" for row in lengths.rows)
     return f"Context length at which the loss of each model rises: {'; '.join(parts)}."
 
 
 def costs(found: Sequence[Score]) -> str:
     """What the plot of scores against cost shows."""
     parts = (
-        f"{each.contestant.label} {each.nats.value:.4f} at {each.contestant.flops_per_token / 1e6:,.2f}"
+        f"{parenthesised(each.contestant.label)} {each.nats.value:.4f} at {each.contestant.flops_per_token / 1e6:,.2f}"
         for each in sorted(found, key=lambda each: each.nats.value)
         if each.contestant.flops_per_token is not None
     )

@@ -9,7 +9,7 @@ from ..domains.records import Records
 from ..domains.unit_labels import unit_label
 from .scores import Score, scores
 from .statistics import Difference
-from .study import Comparison
+from .study import Comparison, parenthesised
 from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, plural, wrong
 
 BASELINE = "baseline"
@@ -211,7 +211,8 @@ def _pairing_notes(found: Sequence[Score]) -> list[str]:
         against, pairs = each.compared[0], each.compared[1].pairs
         if pairs < max(len(model.runs) for model in (each.contestant, against)):
             place = f"{each.comparison.name}, " if several else ""
-            parts.append(f"{place}{each.contestant.label} less {against.label}, {plural(pairs, 'seed')}")
+            less = f"{parenthesised(each.contestant.label)} less {parenthesised(against.label)}"
+            parts.append(f"{place}{less}, {plural(pairs, 'seed')}")
     unique = "; ".join(dict.fromkeys(parts))
     return [f"Differences use only the seeds that both models have: {unique}."] if parts else []
 

@@ -18,7 +18,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import Comparison, Contestant, Study
+from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing, short
 
 ALPHA = 1 - CONFIDENCE
 
@@ -153,13 +153,17 @@ def with_pooled(found: Sequence[Score]) -> list[Score]:
     unit of analysis.
     """
     groups: dict[tuple, list[tuple[int, Contestant, Difference]]] = {}
+    variants = {
+        studies: {key for score in found if score.comparison.studies <= studies for key in score.comparison.variants}
+        for studies in _joined(found)
+    }
     for i, score in enumerate(found):
-        listed = score.comparison.listed
-        if listed.variants and score.compared is not None:
+        studies = next(each for each in variants if score.comparison.studies <= each)
+        if variants[studies] and score.compared is not None:
             against, paired = score.compared
-            shared = {key: value for key, value in score.comparison.facts.items() if key not in listed.variants}
+            shared = {key: value for key, value in score.comparison.facts.items() if key not in variants[studies]}
             labels = score.contestant.label, against.label
-            key = (listed.place, score.split, *labels, repr(sorted(shared.items())))
+            key = (studies, score.split, *labels, repr(sorted(shared.items())))
             groups.setdefault(key, []).append((i, against, paired))
     result = list(found)
     for group in groups.values():
@@ -182,8 +186,12 @@ def _pooled(members: Sequence[Score], references: Sequence[Contestant], seeds: S
         np.mean([_sums(each, first.split, seeds) for each in side], 0)
         for side in ([each.contestant for each in members], references)
     )
-    settings, domain = f"{len(members)} settings", first.comparison.domain
-    comparison = replace(first.comparison, different={"pooled": settings}, name=f"{domain}, {settings}")
+    settings, shared = f"{len(members)} settings", dict(first.comparison.different)
+    for key in {key for each in members for key in differing(first.comparison.facts, [each.comparison.facts])}:
+        shared.pop(key, None)
+    also = [f"{key.split('.')[-1]}={short(value)}" for key, value in shared.items()][:MOST_SETTINGS]
+    name = ", ".join([first.comparison.domain, settings, *also])
+    comparison = replace(first.comparison, different={**shared, "pooled": settings}, name=name)
     paired, nats = difference(one, other, tokens, margin), estimate(one, tokens)
     return replace(first, comparison=comparison, nats=nats, bits={}, difference=paired, pooled=len(members))
 

@@ -57,8 +57,13 @@ class Contestant:
         return name in (self.encoding, self.label)
 
     @property
-    def controls(self) -> dict[str, Any]:
-        return {key: self.any_run.facts.get(key) for key in self.any_run.controls}
+    def controls(self) -> list[str]:
+        """Keys of settings that may differ between models, in the studies of its runs."""
+        return list(dict.fromkeys(key for run in self.runs.values() for key in run.controls))
+
+    def value(self, key: str) -> Any:
+        """The value of a setting; None if it is null."""
+        return self.any_run.facts.get(key)
 
     @property
     def validation(self) -> float:
@@ -112,7 +117,7 @@ class Contestant:
     def changed_options(self) -> str | None:
         """Options of the encoding that differ from its defaults; None if there are none."""
         options = [f"{key}={short(value)}" for key, value in self.model.get("options", {}).items()]
-        return f"{self.label} {', '.join(options)}" if options else None
+        return f"{parenthesised(self.label)} {', '.join(options)}" if options else None
 
     @property
     def peak_memory(self) -> int | None:
@@ -139,7 +144,8 @@ class Comparison:
     Attributes:
         domain: name of the domain.
         slug: part of file names.
-        facts: everything that all runs share, by dotted key.
+        facts: everything that all runs share, by dotted key, and all values of a setting that another comparison has
+            among its facts.
         different: the facts that few of the domain's comparisons share, by dotted key.
         name: short name, unique within a study, such as "jsb-2".
     """
@@ -173,20 +179,31 @@ class Comparison:
     def units(self) -> tuple[str, ...]:
         return self.any_run.records[self.splits[0]].unit_names
 
-    @property
-    def listed(self) -> Listed:
-        """The study.yaml entries of its first run."""
-        return self.any_run.listed
-
     def values(self, key: str) -> list[Any]:
         """The different values of a setting that its contestants have, in their order."""
-        found = [each.any_run.facts.get(key) for each in self.contestants]
+        found = [each.value(key) for each in self.contestants]
         return [value for i, value in enumerate(found) if value not in found[:i]]
 
     @cached_property
+    def listed(self) -> Mapping[Path | None, Listed]:
+        """The entries of the studies that its runs belong to, by folder; None stands for runs of no study."""
+        runs = (run for contestant in self.contestants for run in contestant.runs.values())
+        return {run.listed.place: run.listed for run in runs}
+
+    @property
     def studies(self) -> frozenset[Path | None]:
         """The folders of the studies that its runs belong to; None stands for runs of no study."""
-        return frozenset(run.listed.place for contestant in self.contestants for run in contestant.runs.values())
+        return frozenset(self.listed)
+
+    @property
+    def compared(self) -> frozenset[str]:
+        """Keys of settings whose values its studies compare as they compare encodings."""
+        return frozenset(key for each in self.listed.values() for key in each.compare)
+
+    @property
+    def variants(self) -> frozenset[str]:
+        """Keys of settings under which its studies repeat the test of one hypothesis."""
+        return frozenset(key for each in self.listed.values() for key in each.variants)
 
     @property
     def measures(self) -> Measures | None:
@@ -234,7 +251,7 @@ class Comparison:
         """
         groups: list[list[Contestant]] = []  # of contestants that differ only in settings to choose
         for each in self.contestants:
-            keys = {RATE, "seed", *each.any_run.listed.searched}
+            keys = {RATE, "seed", *each.any_run.listed.searched} - self.compared
             alike = (group for group in groups if each.encoding == group[0].encoding)
             alike = (group for group in alike if differing(each.any_run.facts, [group[0].any_run.facts]).keys() <= keys)
             if (group := next(alike, None)) is None:
@@ -246,12 +263,19 @@ class Comparison:
     def reference(self, contestant: Contestant, named: str) -> Contestant | None:
         """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.
 
-        One with the same MLP size is preferred, then one whose label is exactly `named`, then the best on validation.
+        One with the same values of compared settings is preferred, then one with the same MLP size, then one whose
+        label is exactly `named`, then the best on validation. If MLP sizes are not compared, each has its own
+        reference. The values of compared settings of the reference encoding have the same reference.
         """
         candidates = [each for each in self.chosen if each.called(named)]
-        candidates.sort(key=lambda each: each.label != named)
-        alike = [each for each in candidates if each.controls[MLP] == contestant.controls[MLP]]
-        return next(iter(alike or candidates), None)
+        compared = () if contestant.called(named) else self.compared
+        own = () if MLP in self.compared else (MLP,)
+
+        def unlike(each: Contestant) -> list[bool]:
+            different = ([each.value(key) != contestant.value(key) for key in keys] for keys in (compared, own))
+            return [*map(any, different), each.label != named]
+
+        return min(candidates, key=unlike, default=None)
 
     def missing(self) -> list[tuple[Contestant, int]]:
         """Seeds that a contestant lacks and others of the comparison have."""

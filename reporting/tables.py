@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,18 +109,23 @@ class Table:
         """
         groups = [key for key in groups if key in self.columns]
         keys = [key for key in (self.shown if keys is None else keys) if key in self.shown and key not in groups]
+
+        def above(row: Row) -> str:
+            return ", ".join(filter(None, (self.cell(row, key) for key in groups)))
+
         table = ConsoleTable(title=self.title, title_justify="left", **PLAIN)
         for key in keys:
             heading, text = self.columns[key][0], key in LEFT
             words = " ".join([heading, *(self.cell(row, key).replace(" ", "\N{NO-BREAK SPACE}") for row in self.rows)])
             widest = None if text else max(map(len, words.split(" ")))
             if groups and key == keys[0]:  # names wrap last
-                widest = min(NAME, max(len(self.cell(row, key)) + 2 for row in self.rows))
+                names = chain((len(self.cell(row, key)) + 2 for row in self.rows), map(len, map(above, self.rows)))
+                widest = min(NAME, max(names))
             # Rich wraps fixed-width columns last.
             table.add_column(heading, justify="left" if text else "right", overflow="fold", width=widest)
         group = None
         for row in self.rows:
-            here = ", ".join(filter(None, (self.cell(row, key) for key in groups)))
+            here = above(row)
             if here and here != group:
                 table.add_row(here, *([""] * (len(keys) - 1)))
             group = here

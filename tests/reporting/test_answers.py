@@ -68,6 +68,10 @@ def test_settings_that_are_pooled_or_not_chosen_are_left_out():
     scores = [reference, replace(chosen, part=True), replace(chosen, chosen=False)]
     assert answers(scores, "rope") == []
     assert answers([reference], "rope")[0].clauses == ["only rope, nothing to compare it with"]
+    large = replace(reference, contestant=contestant("rope, mlp_hidden=96", 3))
+    large = replace(large, against=large.contestant)
+    two = "only rope and rope (mlp_hidden=96), nothing to compare them with"
+    assert answers([reference, large], "rope")[0].clauses == [two]
 
 
 def test_models_without_a_reference_are_listed():
@@ -75,6 +79,25 @@ def test_models_without_a_reference_are_listed():
     others = [replace(alone, contestant=contestant(name, 3)) for name in ("pope", "path", "nope")]
     assert answers([alone], "rope")[0].clauses[0].endswith("to compare pope with")
     assert answers(others, "rope")[0].clauses[0].endswith("to compare pope, path and nope with")
+    others = [replace(alone, contestant=contestant(f"pope, heads=2, base={base}", 3)) for base in (2, 4)]
+    named = "to compare pope (heads=2, base=2) and pope (heads=2, base=4) with"
+    assert answers(others, "rope")[0].clauses[0].endswith(named)
+
+
+def test_a_reference_with_another_rate_than_the_chosen_one_is_not_said_to_be_missing():
+    alone = replace(score(0), against=None, difference=None)
+    other = replace(alone, contestant=contestant("rope, learning_rate=0.1", 3), chosen=False)
+    (clause,) = answers([alone, other], "rope, learning_rate=0.1")[0].clauses
+    why = "the rate of rope (learning_rate=0.1) is not the chosen one: pope cannot be compared"
+    assert clause == f"no differences, because {why}"
+
+
+def test_models_with_enough_seeds_of_which_few_are_the_same():
+    given = score(-0.25, seeds=2)
+    for each in (given.contestant, given.against):
+        each.runs = dict.fromkeys(range(4))
+    (clause,) = answers([given], "rope")[0].clauses
+    assert clause.startswith("pope and rope cannot be compared (a test needs 3 seeds that both have)")
 
 
 def test_settings_of_models_with_one_encoding_are_in_parentheses():

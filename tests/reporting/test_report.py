@@ -244,6 +244,22 @@ def test_speeds_of_different_devices_are_not_shown(tmp_path, report):
     text = (report()[0] / "report.md").read_text()
     assert "on 4 x a device, compiled; a device." in text
     assert "different devices, so tokens/s are not shown and peak memory is not comparable" in text
+    manifest["sessions"] = [{"device": "a device", "compiled": True}]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    text = (report()[0] / "report.md").read_text()
+    assert "The runs are not all compiled, so tokens/s are not shown" in text
+    assert "different devices" not in text
+
+
+def test_a_reference_that_is_not_the_chosen_rate_is_reported(tmp_path, report):
+    for rate in ("1e-3", "2e-3"):
+        make_run(tmp_path / "runs", "rope", 0, f"optimizer.learning_rate={rate}")
+    make_run(tmp_path / "runs", "pope", 0)
+    text = (report("task.reference='rope, learning_rate=0.002'")[0] / "report.md").read_text()
+    assert "There is no run of" not in text
+    assert "The rate of rope, learning_rate=0.002 is not the chosen one, so there are no differences" in text
+    assert "Nats/token averaged over documents, as in some papers: pope 0.9" in text
+    assert ", rope (learning_rate=0.001) 0.9" in text
 
 
 def test_missing_reference_is_reported(tmp_path, report):

@@ -10,7 +10,17 @@ from typing import get_args
 import numpy as np
 import pretty_midi
 import pytest
-from report_support import BETTER, DELTA, lengths, make_run, mechanisms, report_task, sample_metrics, write_rows  # noqa: F401
+from report_support import (  # noqa: F401
+    BETTER,
+    DELTA,
+    lengths,
+    make_run,
+    mechanisms,
+    report_task,
+    rows_of,
+    sample_metrics,
+    write_rows,
+)
 
 from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
@@ -328,3 +338,25 @@ def test_styles_are_distinct_within_a_comparison():
     styles = plots.styles_of([comparison(*labels) for labels in groups])
     for labels in groups:
         assert len({styles[label]["color"] for label in labels}) == len(labels)
+
+
+def test_models_of_other_lengths_are_measured_from_their_own(tmp_path, report):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "study.yaml").write_text("compare: [data.length]\nruns: [encoding=rope]\n")
+    for trained, contexts in ((32, (16, 32, 64, 256)), (64, (64, 128, 256))):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", "rope", seed, f"data.length={trained}")
+            lengths(path, trained, contexts, forms=("none",))
+            columns = ("low", "high", "elements", "plain", "unrotated", "removed")
+            mechanisms(path, "bands", columns, [(1, 4, 8, 2.0, 2.1, 2.2), (16, 64, 8, 2.0, 2.1, 2.2)])
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "jsb-test-lengths.csv")
+    assert {name: row["fails"] for name, row in rows.items()} == {"rope, length=32": "64", "rope, length=64": "128"}
+    assert {row["rise"] for row in rows.values()} == {"'+50.0 (+50.0 to +50.0)"}
+    notes = (folder / "tables" / "jsb-test-lengths.md").read_text()
+    assert "more than 32 or 64 tokens before them, the model's trained length." in notes
+    assert "Trained at 32 or 64." in notes
+    for plot in ("jsb-test-lengths", "jsb-bands"):
+        drawn = (folder / "plots" / f"{plot}.svg").read_text()
+        assert "trained: 32" in drawn
+        assert "trained: 64" in drawn

@@ -136,6 +136,33 @@ def test_compared_values_of_any_setting_are_in_the_notes(tmp_path, report):
     assert "Steps: 20 or 2,000, in 32-true on" in text
 
 
+def test_variants_are_pooled_next_to_runs_of_another_study(tmp_path, report):
+    """The other study's model comes first in the comparison that they share."""
+    runs = listed(tmp_path / "runs" / "a", "variants: [model.mlp]\nruns:\n  - encoding=rope,pope\n")
+    other = listed(tmp_path / "runs" / "b", "runs:\n  - encoding=alibi\n")
+    for seed in (0, 1, 2):
+        make_run(other, "alibi", seed, "model.mlp=gelu")
+        for mlp in ("gelu", "swiglu"):
+            for encoding in ("rope", "pope"):
+                make_run(runs, encoding, seed, f"model.mlp={mlp}")
+    rows = across(report()[0])
+    assert [row["verdict"] for row in rows if row["model"] == "pope"] == ["pooled", "pooled", "lower"]
+    assert [row["verdict"] for row in rows if row["model"] == "alibi"] == ["undecided"]
+
+
+def test_settings_that_are_not_variants_tell_pooled_differences_apart(tmp_path, report):
+    runs = listed(tmp_path / "runs", "variants: [model.mlp]\nruns:\n  - encoding=rope,pope\n")
+    for mlp in ("gelu", "swiglu"):
+        for length in (64, 128):
+            for encoding in ("rope", "pope"):
+                make_run(runs, encoding, 0, f"model.mlp={mlp}", f"data.length={length}")
+    folder, out = report()
+    titles = [row["domain"] for row in across(folder) if "pooled" in row["domain"]]
+    assert titles == [f"jsb: length={length}, pooled=2 settings" for length in (128, 64)]
+    for length in (64, 128):
+        assert out.count(f"\njsb, 2 settings, length={length}") == 2  # in the table and above its clause
+
+
 def test_pooling_uses_the_seeds_that_all_settings_have(tmp_path, report):
     runs = listed(tmp_path / "runs", "variants: [model.mlp]\nruns:\n  - encoding=rope,pope\n")
     for override, seeds in (("model.mlp=gelu", (0, 1, 2)), ("model.mlp=swiglu", (1, 2, 3))):

@@ -1,0 +1,76 @@
+"""Reports of studies that compare the values of settings, next to studies that do not."""
+
+import pytest
+from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+SEEDS = (0, 1, 2)
+
+
+def study(folder, compare=""):
+    """The folder of the runs of a study that compares these settings."""
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text(f"compare: [{compare}]\nruns: [encoding=rope]\n")
+    return folder / "runs"
+
+
+def references(folder):
+    return {name: row["against"] for name, row in rows_of(folder / "tables" / "jsb-test.csv").items()}
+
+
+@pytest.mark.parametrize("key", ["optimizer.learning_rate", "model.mlp_hidden", "data.batch_size", "model.width"])
+def test_any_setting_can_be_compared(tmp_path, report, key):
+    """Otherwise the best learning rate is chosen, and each MLP size has its own reference."""
+    name, runs = key.split(".")[1], study(tmp_path / "runs", key)
+    for value in (0.001, 0.002) if "rate" in key else (32, 64):
+        for seed in SEEDS:
+            make_run(runs, "rope", seed, f"{key}={value}")
+    folder, _ = report()
+    first, second = references(folder)
+    assert references(folder) == {first: "", second: first}
+    assert first.startswith(f"rope, {name}=")
+    full = rows_of(folder / "tables" / "jsb-test-differences.csv")
+    assert full[second]["controls"].startswith(f"{name}={second.partition('=')[2]} instead of ")
+
+
+def test_the_reference_has_the_same_compared_settings(tmp_path, report):
+    runs = study(tmp_path / "runs", "model.width")
+    for seed in SEEDS:
+        for width in (32, 64):
+            make_run(runs, "rope", seed, f"model.width={width}")
+            make_run(runs, "pope", seed, f"model.width={width}")
+    small, large = "rope, width=32", "rope, width=64"
+    found = {"pope, width=32": small, "pope, width=64": large}
+    assert references(report()[0]) == {**found, small: "", large: small}
+    assert references(report(f"task.reference='{large}'")[0]) == {
+        **dict.fromkeys(found, large),
+        small: large,
+        large: "",
+    }
+
+
+def test_studies_in_one_comparison_may_compare_other_settings(tmp_path, report):
+    """Runs with a default of null are in the same comparison, whether or not their study compares the setting."""
+    comparing, other = study(tmp_path / "runs" / "a", "model.kv_heads"), study(tmp_path / "runs" / "b")
+    for seed in SEEDS:
+        make_run(comparing, "rope", seed, "model.kv_heads=1")
+        make_run(other, "rope", seed)
+        make_run(other, "pope", seed)
+    folder, _ = report()
+    assert references(folder) == {"rope": "", "rope, kv_heads=1": "rope", "pope": "rope"}
+    full = rows_of(folder / "tables" / "jsb-test-differences.csv")
+    assert full["rope, kv_heads=1"]["controls"] == "kv_heads=1 instead of null"
+    folder, _ = report("task.reference='rope, kv_heads=1'")
+    assert rows_of(folder / "tables" / "jsb-test-differences.csv")["rope"]["controls"] == "kv_heads=null instead of 1"
+
+
+def test_values_that_a_study_compares_are_in_titles_and_the_legend(tmp_path, report):
+    comparing, other = study(tmp_path / "runs" / "a", "trainer.steps"), study(tmp_path / "runs" / "b")
+    for steps in (20, 40):
+        make_run(comparing, "rope", 0, f"trainer.steps={steps}")
+    make_run(other, "rope", 0)
+    folder, out = report()
+    assert "jsb-2 differs from jsb: trainer.steps 20 or 40 (not 20)" in out
+    assert "jsb: steps=20 or 40," in (folder / "tables" / "across.csv").read_text()
