@@ -14,7 +14,7 @@ import numpy as np
 from ..core import launcher
 from ..core.checked_files import is_count, read_text
 from ..core.progress import shown
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 
 FORMAT = 2
 ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
@@ -130,8 +130,7 @@ def remember(directory: Path, manifest: Mapping) -> None:
     for file in _stamps(directory):
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(file) as writing:
-                writing.write(state)
+            write_text(file, state)
             return
 
 

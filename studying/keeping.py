@@ -12,7 +12,7 @@ from ..core.checked_files import digest_of
 from ..core.errors import UserError
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
-from ..core.whole_files import made_whole
+from ..core.whole_files import made_whole, write_text
 from ..domains.baseline_records import read_baseline
 from ..domains.records import Records
 from ..reporting.packed import read_packed
@@ -21,7 +21,7 @@ from ..session.identity import identity
 from ..session.item_files import read_items
 from ..session.manifest import manifest_text
 from ..session.run_config import written
-from ..session.run_directory import PLACES, RunDirectory, without_folders, write_text
+from ..session.run_directory import PLACES, RunDirectory, without_folders
 from .packing import others_in, study_lock
 
 MEASURED = ("extrapolation", "sample_metrics")  # folders of tables that are kept for every seed

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.whole_files import write_text
 from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
@@ -28,7 +29,6 @@ from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
 from ..reporting.zero_shot import zero_shot_tables
-from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_of, reference_of
 
