@@ -22,8 +22,9 @@ from ..lightning_modules.metrics_csv import MetricsCSV
 from ..lightning_modules.rank_watch import watch_ranks
 from ..lightning_modules.ranks import lost_touch
 from .conversion import conversion_of, start_from
+from .models import DamagedCheckpointError, read_checkpoint
 from .run_directory import RunDirectory
-from .session import DamagedCheckpointError, Session, read_checkpoint
+from .session import Session
 
 
 def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel, graphs: bool, first: bool) -> None:

@@ -25,9 +25,10 @@ from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
 from ..session.identity import decisive
+from ..session.models import build_transformer
 from ..session.run_config import read_config, written
 from ..session.run_directory import RunDirectory
-from ..session.session import Session, build_transformer
+from ..session.session import Session
 from ..session.task import Task
 from ..session.trust import trusting
 from ..session.weights import load_weights

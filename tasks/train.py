@@ -14,11 +14,12 @@ from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
 from ..reporting.losses import plot_losses
 from ..session.banner import banner_lines, print_lines
+from ..session.models import model_facts
 from ..session.next_steps import print_next_steps
 from ..session.provenance import session_facts
 from ..session.results import print_results
 from ..session.run_directory import RunDirectory
-from ..session.session import Session, model_facts
+from ..session.session import Session
 from ..session.task import Task
 from .evaluate import score
 from .generate import draw_samples, print_preview, render_samples, settled, write_answers
