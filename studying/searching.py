@@ -24,7 +24,6 @@ class Searched:
         path: the table that the command writes.
         each_seed: its seeds, as in that table.
         study: folder of the study, to whose `tuning.csv` the results are added.
-        one_device: whether it trains on a single device.
     """
 
     run: str
@@ -34,12 +33,12 @@ class Searched:
     path: Path
     each_seed: str
     study: Path
-    one_device: bool = True
 
     names: ClassVar[Mapping[str, str]] = {}
     then = ()
     seed = None
     finished = False
+    one_device = True  # task=tune refuses several
 
     @property
     def unseeded(self) -> tuple[str, ...]:
