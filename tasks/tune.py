@@ -1,6 +1,5 @@
 """task=tune: compare learning rates, and other settings, on the validation split."""
 
-import csv
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..core.checked_files import read_csv
 from ..core.errors import DivergedError, UserError, nearest_key
 from ..domains.records import Records
 from ..reporting.tables import Row, Table, write_csv
@@ -188,8 +188,5 @@ def _ordered(text: str) -> tuple[float, str]:
 
 
 def _read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path) if path.exists() else []
     return [{**row, "valid_nll": float(row["valid_nll"])} for row in rows]
