@@ -3,7 +3,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def zipped(member: str, prompt: Callable[[dict], Prompt], labels: str | None = N
             if labels is not None:
                 given = _member(archive, labels).split()
                 records = [{**record, "label": label} for record, label in zip(records, given, strict=True)]
-        yield from _each(path, iter(records), prompt)
+        yield from _each(path, records, prompt)
 
     return read
 
@@ -61,7 +61,7 @@ def parquet(prompt: Callable[[dict], Prompt]) -> Reader:
 
         if path.stat().st_size > LIMIT:
             raise ValueError(f"it has more than {LIMIT:,} bytes")
-        yield from _each(path, iter(pyarrow.parquet.read_table(path).to_pylist()), prompt)
+        yield from _each(path, pyarrow.parquet.read_table(path).to_pylist(), prompt)
 
     return read
 
@@ -76,7 +76,7 @@ def groups_of_lines(prompt: Callable[[list[str]], Prompt], count: int | None) ->
         else:
             lines = text.split("\n")
             records = [lines[begin : begin + count] for begin in range(0, len(lines), count)]
-        yield from _each(path, iter(records), prompt)
+        yield from _each(path, records, prompt)
 
     return read
 
@@ -103,7 +103,7 @@ def _json(text: str) -> Iterator[Any]:
     return (json.loads(line) for line in text.split("\n") if line.strip())
 
 
-def _each(path: Path, records: Iterator[Any], prompt: Callable[[Any], Prompt], group: str = "") -> Iterator[Question]:
+def _each(path: Path, records: Iterable[Any], prompt: Callable[[Any], Prompt], group: str = "") -> Iterator[Question]:
     """Questions of the records. Raises UserError for a record of another form."""
     done = 0
     try:
@@ -116,6 +116,6 @@ def _each(path: Path, records: Iterator[Any], prompt: Callable[[Any], Prompt], g
                 raise ValueError("it has an empty continuation")
             yield Question(str(done), group, pairs, gold, lengths)
             done += 1
-    except (*DAMAGE, RecursionError) as error:
+    except DAMAGE as error:
         place = f"{path}{f', {group}' if group else ''}, record {done + 1}"
         raise UserError(f"{place}, is damaged or in another format ({why(error)}): get the file again") from error
