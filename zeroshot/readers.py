@@ -1,6 +1,5 @@
 """Reads the records of benchmark files: JSON lines, Parquet, lines of text, and members of zip archives."""
 
-import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +8,7 @@ from typing import Any
 
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
-from ..domains.unpacking import MOST, opened
+from ..domains.unpacking import contents
 from .prompts import Prompt
 from .questions import Question
 
@@ -21,7 +20,7 @@ def json_lines(prompt: Callable[[dict], Prompt]) -> Reader:
     """A reader of one record per line, in a file that may be compressed."""
 
     def read(path: Path) -> Iterator[Question]:
-        yield from _each(path, _json(unpacked(path)), prompt)
+        yield from _each(path, _json(contents(path, LIMIT).decode()), prompt)
 
     return read
 
@@ -70,7 +69,7 @@ def groups_of_lines(prompt: Callable[[list[str]], Prompt], count: int | None) ->
     """A reader of records of `count` lines each; None: records end with an empty line."""
 
     def read(path: Path) -> Iterator[Question]:
-        text = unpacked(path).replace("\r\n", "\n").strip("\n")
+        text = contents(path, LIMIT).decode().replace("\r\n", "\n").strip("\n")
         if count is None:
             records = [block.split("\n") for block in text.split("\n\n")]
         else:
@@ -79,17 +78,6 @@ def groups_of_lines(prompt: Callable[[list[str]], Prompt], count: int | None) ->
         yield from _each(path, records, prompt)
 
     return read
-
-
-def unpacked(path: Path) -> str:
-    """The text of a file that may be compressed."""
-    content = io.BytesIO()
-    with opened(path) as file:
-        while part := file.read(MOST):
-            content.write(part)
-            if content.tell() > LIMIT:
-                raise ValueError(f"it has more than {LIMIT:,} bytes")
-    return content.getvalue().decode()
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> str:
