@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import lzma
 import math
 import re
 import stat
@@ -21,7 +22,7 @@ import numpy as np
 # Exceptions raised when reading or parsing a damaged file.
 DAMAGE = (
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError),
-    *(SyntaxError, MemoryError, zlib.error, zipfile.BadZipFile, csv.Error),
+    *(SyntaxError, MemoryError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, csv.Error),
 )
 MOST_TEXT = 64 << 20  # maximum size of a JSON or CSV file, in bytes
 MOST_RECORDS = 512 << 20  # maximum size of all arrays of an .npz, in bytes: 1 MB can expand to 1 GB of zeros

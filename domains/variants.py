@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checked_files import DAMAGE
 from ..core.errors import UserError, nearest, one_line
 from . import sequences
 from .nucleotides import reverse_complement
@@ -90,7 +91,7 @@ def read_table(path: Path) -> Variants:
         rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t", strict=True))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: {wanted}") from error
-    except (OSError, ValueError, EOFError, csv.Error) as error:
+    except DAMAGE as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): {wanted}") from error
     if not rows:
         raise UserError(f"{path} contains no variants: {wanted}")
