@@ -27,7 +27,7 @@ from ..session.session import Session
 from ..session.trust import trusting
 from .export import CONFIG, format_of, is_run, load_exported
 from .generate import settled
-from .score import SPLIT, refuse_questions, store_of
+from .given_files import SPLIT, refuse_questions, store_of
 
 # A string like this is a file that does not exist rather than text.
 FILE_NAME = re.compile(r"\S+\.(txt|tokens|fa|fasta|fna|2bit|mid)", re.IGNORECASE)
