@@ -12,6 +12,7 @@ from filelock import FileLock
 from ..core.checked_files import read_csv
 from ..core.errors import DivergedError, UserError, nearest_key
 from ..domains.records import Records
+from ..domains.store import Store
 from ..reporting.tables import Row, Table, write_csv
 from ..session.matching import unmatched
 from ..session.overrides import as_typed
@@ -34,7 +35,7 @@ class Search(Train):
     def scored(self, session: Session) -> Sequence[str]:
         return ["valid"]
 
-    def _show(self, session: Session, run: RunDirectory, store) -> None:
+    def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
         score = Records.load(run.records("valid")).nats_per_token
         session.console.print(f"{self.point}: {score:.4f} on validation", soft_wrap=True)
 
