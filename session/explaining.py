@@ -68,14 +68,14 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stopping.say()
+        stopping.print_stopped()
         sys.exit(stopping.STATUS)
     except BrokenPipeError:  # the reader of the output has ended, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
         sys.exit(1)
     except Exception as error:
         if stopping.interrupted():
-            stopping.say()
+            stopping.print_stopped()
             sys.exit(stopping.STATUS)
         kind = error if isinstance(error, UserError) else UserError
         if isinstance(error, UserError):
