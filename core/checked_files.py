@@ -29,6 +29,7 @@ MOST_RECORDS = 512 << 20  # maximum size of all arrays of an .npz, in bytes: 1 M
 MOST_ROWS = 500_000  # maximum number of rows of a CSV file
 NAME = re.compile(r"\w[\w. +-]{0,79}")  # of a column, split or domain, which may become a title or part of a path
 DIGITS = re.compile(r"[0-9]{1,15}")
+SHA256 = re.compile("[0-9a-f]{64}")
 KINDS = "biufU"  # numbers and text; loading objects would run pickle
 
 
