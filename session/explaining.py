@@ -77,12 +77,11 @@ def one_line_errors() -> Iterator[None]:
         if stopping.interrupted():
             stopping.print_stopped()
             sys.exit(stopping.STATUS)
-        kind = error if isinstance(error, UserError) else UserError
         if isinstance(error, UserError):
-            line = str(error)
+            kind, line = type(error), str(error)
         else:
             # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
-            line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
+            kind, line = UserError, explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
         print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
