@@ -26,6 +26,7 @@ from ..domains.text import Text
 from ..lightning_modules.likelihood import continuation_nats
 from ..lightning_modules.sampling import draw
 from ..session.explaining import one_line_errors
+from ..session.run_choices import on_one_device
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.trust import trusting
@@ -93,9 +94,7 @@ class Bearings(TemplateLM):
         if kind not in accelerators:
             raise UserError(f"device={device}: allowed: cpu, cuda")
         directory = RunDirectory.open(Path(run).expanduser()).trained()
-        here = {"accelerator": accelerators[kind], "devices": 1, "nodes": 1, "context_parallel": 1}
-        trainer = {**directory.config["trainer"], **here}
-        config: dict[str, Any] = {**directory.config, "run": str(directory.path), "trainer": trainer}
+        config = on_one_device(directory, accelerators[kind])
         if stores:
             config["stores"] = stores
         with trusting(trust):

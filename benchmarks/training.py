@@ -33,8 +33,8 @@ from ..lightning_modules.cost import peak_flops
 from ..lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from ..lightning_modules.language_model import LanguageModel
 from ..session.configuration import resolve
+from ..session.models import build_transformer
 from ..session.overrides import choices_of
-from ..session.session import build_transformer
 from ..session.settings import CONFIGS
 from .record import add_commit, source, write_rows
 from .sweep import allow_recompiling

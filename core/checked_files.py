@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import lzma
 import math
 import re
 import stat
@@ -21,13 +22,14 @@ import numpy as np
 # Exceptions raised when reading or parsing a damaged file.
 DAMAGE = (
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError),
-    *(SyntaxError, MemoryError, zlib.error, zipfile.BadZipFile, csv.Error),
+    *(SyntaxError, MemoryError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, csv.Error),
 )
 MOST_TEXT = 64 << 20  # maximum size of a JSON or CSV file, in bytes
 MOST_RECORDS = 512 << 20  # maximum size of all arrays of an .npz, in bytes: 1 MB can expand to 1 GB of zeros
 MOST_ROWS = 500_000  # maximum number of rows of a CSV file
 NAME = re.compile(r"\w[\w. +-]{0,79}")  # of a column, split or domain, which may become a title or part of a path
 DIGITS = re.compile(r"[0-9]{1,15}")
+SHA256 = re.compile("[0-9a-f]{64}")
 KINDS = "biufU"  # numbers and text; loading objects would run pickle
 
 

@@ -36,7 +36,7 @@ def on_all_cores(function: Callable[[Item], Made], items: Sequence[Item]) -> lis
         return [function(item) for item in items]
     pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))
     try:
-        with stopping.unheard():  # the first submission starts the processes
+        with stopping.signals_blocked():  # the first submission starts the processes
             made = [pool.submit(_call, item) for item in items]
         return [each.result() for each in made]
     except BrokenProcessPool as error:

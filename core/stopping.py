@@ -23,7 +23,7 @@ def listen() -> None:
     """Install the handler for SIGNALS, except for signals that the parent process set to be ignored."""
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, answer)
+            signal.signal(number, handle)
 
 
 def begin() -> None:
@@ -35,11 +35,11 @@ def begin() -> None:
     _begun = True
 
 
-def answer(number: int, frame: object) -> None:
+def handle(number: int, frame: object) -> None:
     """Handler of SIGNALS: raise KeyboardInterrupt once. If that does not end the program, the next signal does."""
     global _since
     if not _begun:
-        say()
+        print_stopped()
         os._exit(STATUS)
     if _since is None:
         _since = time.monotonic()
@@ -47,7 +47,7 @@ def answer(number: int, frame: object) -> None:
     if time.monotonic() - _since > AGAIN:
         for child in multiprocessing.active_children():
             child.kill()
-        say()
+        print_stopped()
         os._exit(STATUS)
 
 
@@ -56,15 +56,15 @@ def interrupted() -> bool:
     return _since is not None
 
 
-def say() -> None:
+def print_stopped() -> None:
     """Print the final line, on rank 0 only."""
     if launcher.rank() == 0:
         print("stopped: rerun the same command to resume", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """Start processes in this context that never receive SIGNALS.
+def signals_blocked() -> Iterator[None]:
+    """Processes that start in this context never receive SIGNALS.
 
     A signal to the whole process group then reaches only the main process, which ends the others when it has finished.
     """

@@ -28,6 +28,12 @@ def written_whole(path: Path, binary: bool = False) -> Iterator[IO]:
         making.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file completely or not at all."""
+    with written_whole(path) as file:
+        file.write(text)
+
+
 @contextmanager
 def made_whole(path: Path) -> Iterator[Path]:
     """Create a temporary folder that replaces the folder at `path` when the context ends without an error."""

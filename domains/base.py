@@ -22,6 +22,8 @@ from .store import FORMAT, SPLITS, Store, StoreWriter
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+LINES, WIDTH = 4, 72  # of a preview
+
 
 class Measures(NamedTuple):
     """What `Domain.measure` returns.
@@ -248,7 +250,7 @@ class Domain(ABC):
         return Path(root) / self.name / hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
-def first_lines(text: str, lines: int = 4, width: int = 72) -> str:
-    """The beginning of a text, in at most `lines` lines of at most `width` characters."""
-    parts = (part for line in text[: lines * width].splitlines() for part in textwrap.wrap(line, width))
-    return "\n".join([*islice(parts, lines)])
+def first_lines(text: str) -> str:
+    """The beginning of a text, in at most LINES lines of at most WIDTH characters."""
+    parts = (part for line in text[: LINES * WIDTH].splitlines() for part in textwrap.wrap(line, WIDTH))
+    return "\n".join([*islice(parts, LINES)])

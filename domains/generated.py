@@ -88,7 +88,7 @@ class GeneratedDomain(Domain):
             words = read_text(path).split()
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read ({error}): give a text file of one {self.name} example") from error
-        ids = {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
+        ids = self._ids
         if self.compact:
             words = "".join(words)
         for place, word in enumerate(words):
@@ -106,8 +106,12 @@ class GeneratedDomain(Domain):
         return [path]
 
     def fast_tokenizer(self) -> Tokenizer:
-        known = {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
-        return by_pattern(known, ".", {}) if self.compact else by_spaces(known)
+        return by_pattern(self._ids, ".", {}) if self.compact else by_spaces(self._ids)
+
+    @property
+    def _ids(self) -> dict[str, int]:
+        """The token of each symbol, except the start token's."""
+        return {symbol: token for token, symbol in enumerate(self.symbols) if symbol}
 
     @property
     def compact(self) -> bool:

@@ -1,6 +1,5 @@
 """Per-item results of a benchmark, which runs save and reports compare."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.checked_files import DAMAGE, NAME, read_arrays, why
+from ..core.checked_files import DAMAGE, NAME, SHA256, read_arrays, why
 from ..core.errors import UserError
 from ..core.whole_files import written_whole
 
 COLUMN = "column."  # prefix of the columns' arrays in the file
-SOURCE = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Items:
 
     def _check(self) -> None:
         """Raise ValueError for inconsistent fields."""
-        if not SOURCE.fullmatch(self.source):
+        if not SHA256.fullmatch(self.source):
             raise ValueError(f"its source {self.source[:60]} is not a sha256")
         for field, array in (("names", self.names), ("groups", self.groups)):
             if array.dtype.kind != "U" or array.shape != self.names.shape[:1]:

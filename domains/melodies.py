@@ -5,6 +5,7 @@ from itertools import combinations
 
 import numpy as np
 
+from .chorales import STEPS
 from .store import SPLITS
 
 # Chosen by comparison with the titles of Riemenschneider's edition, which music21 has for 351 pieces: of pairs with the
@@ -14,13 +15,13 @@ INTERVALS = 8
 SHARED = 0.2
 
 
-def phrases(grid: np.ndarray, steps: int = 4) -> frozenset[tuple[int, ...]]:
+def phrases(grid: np.ndarray) -> frozenset[tuple[int, ...]]:
     """All runs of INTERVALS successive intervals in the soprano of `grid` ([time steps, voices], rests below 0).
 
-    Pitches are read every `steps` time steps (a quarter note) to ignore passing notes between beats. Repeated pitches
-    count once, to ignore lengths and metre. Intervals are used to ignore the key.
+    Pitches are read at every beat, to ignore passing notes in between. Repeated pitches count once, to ignore lengths
+    and metre. Intervals are used to ignore the key.
     """
-    pitches = grid[::steps, 0]
+    pitches = grid[::STEPS, 0]
     pitches = pitches[pitches >= 0]
     moves = np.diff(pitches)
     moves = tuple(moves[moves != 0].tolist())

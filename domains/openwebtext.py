@@ -6,6 +6,7 @@ from typing import Any
 
 import requests
 
+from ..core.checked_files import SHA256
 from ..core.errors import UserError
 from .documents import Document
 from .fetch import discarded, fetch
@@ -73,4 +74,4 @@ def published_sha256(url: str) -> str | None:
     finally:
         call.end()
     digest = tag.removeprefix("W/").strip('"').lower()
-    return digest if len(digest) == 64 and set(digest) <= set("0123456789abcdef") else None
+    return digest if SHA256.fullmatch(digest) else None

@@ -1,7 +1,7 @@
 """Reads a column of a .parquet file, checking page sizes before decompression."""
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..core.errors import UserError, one_line
@@ -51,7 +51,7 @@ def values(path: Path, field: str, option: str = "domain.field") -> Iterator[tup
         raise DamagedFileError(f"{place} cannot be read as Parquet ({reason}): download the file again") from error
 
 
-def listed(names) -> str:
+def listed(names: Iterable[str]) -> str:
     """The first names, for an error message."""
     names = list(names)
     return ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")

@@ -15,7 +15,7 @@ from ..core.theme import COLOURS, LIGHT, Theme, themed
 BLACK_KEYS = {1, 3, 6, 8, 10}
 LONGEST = 20_000  # units of time, more than a picture can show; the rest of a piece is left out
 SYSTEMS = 8  # in one picture; a longer piece gets longer systems
-TEXT_ROWS = 24  # pitches of a piano roll as text
+TEXT_ROWS, TEXT_GROUPS = 24, 4  # pitches and bars of a piano roll as text
 LEFT, RIGHT, TOP = 34, 8, 26  # margins, pixels
 GAP = 26  # pixels between two systems, which hold the bar numbers
 VOICES = [light for light, _ in COLOURS.values()]
@@ -97,12 +97,13 @@ def write(midi: pretty_midi.PrettyMIDI, axis: Axis, stem: Path) -> list[Path]:
     return [score, picture]
 
 
-def as_text(midi: pretty_midi.PrettyMIDI, axis: Axis, groups: int = 4, width: int = 72) -> str:
+def as_text(midi: pretty_midi.PrettyMIDI, axis: Axis, width: int = 72) -> str:
     """The first sounding bars of `midi` as lines of ASCII: a row per pitch, a letter per onset, dashes while it sounds.
+
+    There are at most TEXT_GROUPS bars, or spans of 5 seconds; fewer where more than TEXT_ROWS pitches sound.
 
     Args:
         axis: QUARTERS, or SECONDS for performances.
-        groups: number of bars, or of spans of 5 seconds; fewer are shown where more than 24 pitches sound.
         width: maximum characters per line; at least 40.
     """
     voices = [_notes(midi, instrument, axis) for instrument in midi.instruments]
@@ -110,7 +111,7 @@ def as_text(midi: pretty_midi.PrettyMIDI, axis: Axis, groups: int = 4, width: in
     if not len(every):
         return "silence"
     first = int(every[:, 0].min() // axis.group)
-    groups = min(groups, math.ceil(every[:, 1].max() / axis.group - 1e-6) - first)
+    groups = min(TEXT_GROUPS, math.ceil(every[:, 1].max() / axis.group - 1e-6) - first)
     while groups > 1 and len(_sounding(every, first * axis.group, (first + groups) * axis.group)) > TEXT_ROWS:
         groups -= 1
     cells = (width - 4 - groups) // groups  # columns of one group, after a pitch name and a line per group

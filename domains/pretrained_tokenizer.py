@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 
 from ..core.errors import UserError, one_line
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 from ..pretrained.formats import vocabulary_of
 from ..pretrained.vocabulary import BYTE, SPACE, Vocabulary
 from .documents import Document
@@ -64,8 +64,7 @@ class Pretrained(Tokenizer):
     def write(self, path: Path) -> None:
         """Write a `tokenizer.json`, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as file:
-            file.write(json.dumps(self.vocabulary.spec, ensure_ascii=False))
+        write_text(path, json.dumps(self.vocabulary.spec, ensure_ascii=False))
 
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         """See `Tokenizer`. Raises UserError for a document that the tokenizer changes."""

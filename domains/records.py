@@ -131,7 +131,14 @@ class Records:
             raise ValueError("its group_nats do not add up to its nats")
 
     @classmethod
-    def of(cls, store: Store, index: np.ndarray, nats: np.ndarray, correct=None, groups=None) -> "Records":
+    def of(
+        cls,
+        store: Store,
+        index: np.ndarray,
+        nats: np.ndarray,
+        correct: np.ndarray | None = None,
+        groups: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> "Records":
         """Records of some documents of a store.
 
         Args:

@@ -203,28 +203,13 @@ class StoreWriter:
             raise ValueError(f"document {name}: split={split!r}: it must be one of {', '.join(self.split_names)}")
         if lacking := [unit for unit in self.unit_names if unit not in units]:
             raise ValueError(f"document {name}: units has no {', '.join(lacking)}: count every unit of the domain")
-        tokens = np.asarray(tokens)
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise ValueError(
-                f"document {name}: tokens must be one-dimensional integers, not {tokens.ndim} dimensions of "
-                f"{tokens.dtype}"
-            )
-        if len(tokens) < 2 or tokens.min() < 0 or tokens.max() >= self.vocabulary:
-            raise ValueError(
-                f"document {name}: tokens must be a start token and at least one target, in [0, {self.vocabulary})"
-            )
+        tokens = self._checked_tokens(name, tokens)
         scored = len(tokens) - 1
         if (marks is None) == bool(self.groups):
             raise ValueError(f"document {name}: marks must be given if and only if there are groups, not {self.groups}")
         if marks is not None and self._marks is not None:
-            marks = np.array(marks, np.uint8)
-            marks[:1] = UNSCORED
+            marks = self._checked_marks(name, marks, len(tokens))
             scored = int((marks != UNSCORED).sum())
-            if len(marks) != len(tokens) or not scored or marks[marks != UNSCORED].max() >= len(self.groups):
-                raise ValueError(
-                    f"document {name}: marks must be one per token, UNSCORED or below {len(self.groups)}, with at "
-                    "least one target"
-                )
             self._marks.write(marks.data)
         self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._offsets.append(self._offsets[-1] + len(tokens))
@@ -236,6 +221,31 @@ class StoreWriter:
         )
         self._units.extend(units[unit] for unit in self.unit_names)
         self._names.write(("[" if len(self._splits) == 1 else ", ") + json.dumps(name))
+
+    def _checked_tokens(self, name: str, tokens: np.ndarray) -> np.ndarray:
+        tokens = np.asarray(tokens)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"document {name}: tokens must be one-dimensional integers, not {tokens.ndim} dimensions of "
+                f"{tokens.dtype}"
+            )
+        if len(tokens) < 2 or tokens.min() < 0 or tokens.max() >= self.vocabulary:
+            raise ValueError(
+                f"document {name}: tokens must be a start token and at least one target, in [0, {self.vocabulary})"
+            )
+        return tokens
+
+    def _checked_marks(self, name: str, marks: np.ndarray, count: int) -> np.ndarray:
+        """`marks` of `count` tokens, as they are stored."""
+        marks = np.array(marks, np.uint8)
+        marks[:1] = UNSCORED
+        targets = marks[marks != UNSCORED]
+        if len(marks) != count or not len(targets) or targets.max() >= len(self.groups):
+            raise ValueError(
+                f"document {name}: marks must be one per token, UNSCORED or below {len(self.groups)}, with at "
+                "least one target"
+            )
+        return marks
 
     def __exit__(self, kind, value, traceback) -> None:
         try:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..core import launcher
-from ..core.checked_files import is_count, read_text
+from ..core.checked_files import SHA256, is_count, read_text
 from ..core.progress import shown
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 
 FORMAT = 2
 ARRAYS = ("offsets", "splits", "scored", "clusters", "units")
@@ -58,7 +57,7 @@ def check_manifest(manifest: Any) -> None:
         counts = manifest.get(key)
         need(isinstance(counts, dict) and counts.keys() == names and all(map(is_count, counts.values())), key)
     digest = manifest.get("sha256")
-    need(isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None, "sha256")
+    need(isinstance(digest, str) and SHA256.fullmatch(digest) is not None, "sha256")
 
 
 def check_arrays(manifest: Mapping, arrays: Mapping[str, np.ndarray]) -> None:
@@ -130,8 +129,7 @@ def remember(directory: Path, manifest: Mapping) -> None:
     for file in _stamps(directory):
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            with written_whole(file) as writing:
-                writing.write(state)
+            write_text(file, state)
             return
 
 

@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ..core.errors import UserError, one_line
+from ..core.whole_files import write_text
 from .documents import Document
 from .fast_tokenizers import started
 
@@ -195,12 +194,7 @@ class BPE(Tokenizer):
     def write(self, path: Path) -> None:
         """Write a `tokenizer.json` for `read`, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-        try:
-            self._bpe.save(str(temporary))
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(path, self._bpe.to_str(pretty=True))
 
 
 def pieces(text: str) -> Iterator[str]:

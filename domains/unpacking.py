@@ -79,3 +79,18 @@ def opened(path: Path) -> Bounded:
             refuse_padding(file)
     open_ = next((open_ for magic, open_ in MAGIC.items() if head.startswith(magic)), open)
     return Bounded(open_(path, "rb"), path.stat().st_size)
+
+
+def contents(path: Path, limit: int) -> bytes:
+    """The contents of the file at `path`, decompressed as by `opened`.
+
+    Raises:
+        OSError, EOFError, ValueError: it is damaged, or has more than `limit` bytes.
+    """
+    found = io.BytesIO()
+    with opened(path) as file:
+        while part := file.read(MOST):
+            found.write(part)
+            if found.tell() > limit:
+                raise ValueError(f"it has more than {limit:,} bytes")
+    return found.getvalue()

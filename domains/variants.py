@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checked_files import DAMAGE
 from ..core.errors import UserError, nearest, one_line
 from . import sequences
 from .nucleotides import reverse_complement
 from .sequences import LETTERS
-from .unpacking import opened
+from .unpacking import contents
 
 MOST_BYTES = 1 << 28  # of an unpacked table
 MOST_VARIANTS = 1_000_000
@@ -86,10 +87,11 @@ def read_table(path: Path) -> Variants:
     """
     wanted = "give a table with the columns chrom, pos, ref, alt, and label or class"
     try:
-        rows = list(csv.DictReader(io.StringIO(_text(path), newline=""), delimiter="\t", strict=True))
+        text = contents(path, MOST_BYTES).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t", strict=True))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: {wanted}") from error
-    except (OSError, ValueError, EOFError, csv.Error) as error:
+    except DAMAGE as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): {wanted}") from error
     if not rows:
         raise UserError(f"{path} contains no variants: {wanted}")
@@ -106,16 +108,7 @@ def read_table(path: Path) -> Variants:
     for number, row in enumerate(rows, 1):
         if None in row or None in row.values():
             raise UserError(f"{path}, row {number}: it has more or fewer cells than the header: {wanted}")
-        alleles = row["ref"].upper(), row["alt"].upper()
-        if not row["chrom"] or not re.fullmatch("[0-9]{1,10}", row[position]) or int(row[position]) < 1:
-            raise UserError(f"{path}, row {number}: {row['chrom'][:40]}:{row[position][:40]} is not a position")
-        if alleles[0] == alleles[1] or any(len(each) != 1 or each not in BASES for each in alleles):
-            raise UserError(
-                f"{path}, row {number}: {row['ref'][:20]}>{row['alt'][:20]} is not a change of one base: remove the row"
-            )
-        if label == "label" and row[label] not in ("0", "1"):
-            raise UserError(f"{path}, row {number}: label {row[label][:40]!r} is not 0 or 1")
-        values = (row["chrom"], int(row[position]) - 1, *alleles, row[label] == (DAMAGING if label == "class" else "1"))
+        values = _variant(row, position, label, f"{path}, row {number}")
         for column, value in zip(found.values(), values, strict=True):
             column.append(value)
     groups = [(row[group].strip(". ") or "none given") if group else ALL for row in rows]
@@ -128,14 +121,20 @@ def read_table(path: Path) -> Variants:
     return variants
 
 
-def _text(path: Path) -> str:
-    with io.BufferedReader(opened(path), 1 << 20) as file:
-        parts, size = [], 0
-        while part := file.read(1 << 20):
-            parts.append(part)
-            if (size := size + len(part)) > MOST_BYTES:
-                raise ValueError(f"more than {MOST_BYTES:,} bytes")
-    return b"".join(parts).decode("utf-8-sig")
+def _variant(row: Mapping[str, str], position: str, label: str, place: str) -> tuple[str, int, str, str, bool]:
+    """Record, position from 0, alleles and label of a row. Raises UserError, beginning with `place`, if it is invalid.
+
+    Args:
+        position, label: names of these columns.
+    """
+    alleles = row["ref"].upper(), row["alt"].upper()
+    if not row["chrom"] or not re.fullmatch("[0-9]{1,10}", row[position]) or int(row[position]) < 1:
+        raise UserError(f"{place}: {row['chrom'][:40]}:{row[position][:40]} is not a position")
+    if alleles[0] == alleles[1] or any(len(each) != 1 or each not in BASES for each in alleles):
+        raise UserError(f"{place}: {row['ref'][:20]}>{row['alt'][:20]} is not a change of one base: remove the row")
+    if label == "label" and row[label] not in ("0", "1"):
+        raise UserError(f"{place}: label {row[label][:40]!r} is not 0 or 1")
+    return row["chrom"], int(row[position]) - 1, *alleles, row[label] == (DAMAGING if label == "class" else "1")
 
 
 def _numbers(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray | None:

@@ -46,7 +46,7 @@ def each(
 def _ahead(pool, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
     waiting: deque = deque()
     for key, data in items:
-        with stopping.unheard():  # the first submission starts the processes
+        with stopping.signals_blocked():  # the first submission starts the processes
             waiting.append((key, pool.submit(function, data, *arguments)))
         if len(waiting) >= depth:
             key, future = waiting.popleft()

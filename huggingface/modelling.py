@@ -13,6 +13,7 @@ from ..domains.clocks import Clock
 from ..encodings.contract.catalogue import class_of
 from ..encodings.contract.module import PositionModule
 from ..kernels.documents import Documents
+from ..lightning_modules.initialisation import INIT_STD
 from ..lightning_modules.transformer import Transformer
 from .cache import BearingsCache, check_mask
 from .configuration import BearingsConfig
@@ -21,7 +22,6 @@ from .names import MODEL
 UNSUPPORTED = ("inputs_embeds", "position_ids", "output_attentions", "output_hidden_states")
 # What `generate` and outputs call the cache: transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
-INIT_STD = 0.02  # of linear layers and embeddings that a checkpoint lacks
 
 
 class BearingsForCausalLM(PreTrainedModel, GenerationMixin):

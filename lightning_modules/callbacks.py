@@ -23,6 +23,8 @@ from .internals import log_every
 from .language_model import LanguageModel
 from .ranks import any_of, total, whole
 
+EVERY_S = 15.0  # seconds between printed lines of progress
+
 
 class Validation(Callback):
     """Scores the validation split every `every` steps and after the last step; saves `best.ckpt` and `last.ckpt`.
@@ -181,7 +183,7 @@ class Validation(Callback):
 
 
 class ProgressLine(Callback):
-    """Shows loss, speed, MFU and time left: a live line on a terminal, otherwise a line every `every_s` seconds.
+    """Shows loss, speed, MFU and time left: a live line on a terminal, otherwise a line every EVERY_S seconds.
 
     Loggers also receive `data_wait`: the fraction of time that the device was idle, waiting for a batch.
 
@@ -191,19 +193,10 @@ class ProgressLine(Callback):
         flops_per_token: FLOPs of the forward and backward pass. If the chip's peak is known, model FLOPs utilisation
             (MFU) is shown.
         console: where the line is printed.
-        every_s: seconds between printed lines.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        unit: str,
-        flops_per_token: float,
-        console: Console,
-        every_s: float = 15.0,
-    ):
-        self.validation, self.unit, self.flops = validation, unit, flops_per_token
-        self.console, self.every_s = console, every_s
+    def __init__(self, validation: Validation, unit: str, flops_per_token: float, console: Console):
+        self.validation, self.unit, self.flops, self.console = validation, unit, flops_per_token, console
 
     def on_train_start(self, trainer: Trainer, module: LanguageModel) -> None:
         self.peak = peak_flops(module.device) if trainer.precision == "bf16-mixed" else None
@@ -273,7 +266,7 @@ class ProgressLine(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step)
         self.bar.update(self.task, completed=step, text=text)
-        if not self.console.is_terminal and (now - self.printed[0] > self.every_s or step == trainer.max_steps):
+        if not self.console.is_terminal and (now - self.printed[0] > EVERY_S or step == trainer.max_steps):
             left = (now - self.began[0]) / (step - self.began[1]) * (trainer.max_steps - step)
             self.console.print(f"step {step}/{trainer.max_steps}  {text}  {duration(left)} left", soft_wrap=True)
             self.printed = (now, step)

@@ -230,7 +230,7 @@ class Loader(DataLoader):
     """A loader whose worker processes receive no signals: the main process finishes its step and then ends them."""
 
     def __iter__(self) -> Iterator:
-        with stopping.unheard():
+        with stopping.signals_blocked():
             return super().__iter__()
 
 

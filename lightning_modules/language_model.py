@@ -41,7 +41,8 @@ class LanguageModel(nn.Module):
         options: fields of `OptimizerOptions`.
 
     Raises:
-        ValueError: a value is out of range, or a name in `no_weight_decay` is not a parameter.
+        ValueError: a value is out of range, a name in `no_weight_decay` is not a parameter, or layers have different
+            `drop_after`.
     """
 
     # Attributes that `FittedModel` inherits from LightningModule.

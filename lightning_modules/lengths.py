@@ -70,12 +70,11 @@ def score_by_position(
     return [*_buckets(totals, lows, context)]
 
 
-def contexts_to_try(store: Store, split: str, trained: int, least: float = 0.25, most: float = 16.0) -> list[int]:
-    """`trained` times powers of two from `least` to `most`, up to the first that fits the longest document."""
+def contexts_to_try(store: Store, split: str, trained: int) -> list[int]:
+    """`trained` times powers of two from 1/4 to 16, up to the first that fits the longest document."""
     index = store.documents(split)
     longest = int((store.offsets[index + 1] - store.offsets[index] - 1).max())
-    found = [round(trained * 2.0**power) for power in range(-10, 20) if least <= 2.0**power <= most]
-    found = [context for context in found if context >= 1]
+    found = [context for power in range(-2, 5) if (context := round(trained * 2.0**power)) >= 1]
     enough = next((i for i, context in enumerate(found) if context >= max(longest, trained)), len(found))
     return found[: enough + 1]
 

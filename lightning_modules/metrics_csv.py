@@ -19,7 +19,11 @@ class MetricsCSV(Logger):
         path: the file.
         columns: names of all metrics. Others are an error; missing ones stay empty.
         resume_step: rows after this step are dropped, as they will be written again.
-        validated_step: rows of validations after this step are dropped likewise; the one at `resume_step` may be.
+        validated_step: rows of validations after this step are dropped too, even at `resume_step`: that validation is
+            repeated.
+
+    Raises:
+        UserError: the file is damaged.
     """
 
     name = version = property(lambda self: None)

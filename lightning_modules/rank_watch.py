@@ -43,7 +43,7 @@ def watch_children(children: Sequence[subprocess.Popen]) -> None:
     for child in children:
         child.kill()
     if status in STOPPED or stopping.interrupted():
-        stopping.say()
+        stopping.print_stopped()
         os._exit(stopping.STATUS)
     how = f"was killed by signal {-status}" if status < 0 else f"failed with status {status}"
     remedy = "rerun the same command to resume from the last checkpoint"

@@ -18,7 +18,8 @@ class TrainerSettings:
         device: the device of this process.
 
     Raises:
-        ValueError: see `TrainerOptions`; or a GPU or CUDA graphs are required but not available.
+        ValueError: see `TrainerOptions`; a GPU or CUDA graphs are required but not available; there are fewer devices;
+            or `context_parallel` does not divide their number.
     """
 
     def __init__(self, **options: Any):

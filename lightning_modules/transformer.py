@@ -186,6 +186,9 @@ class Transformer(nn.Module):
             state: from `new_state`; `tokens` follow the tokens already in it, and it is updated in place.
             documents: `[B, T]` integers that separate packed documents: a document is a run of equal numbers. Or
                 `Documents.of` these, with a bound on their number for FlashAttention-4.
+
+        Raises:
+            ValueError: `tokens` has another shape.
         """
         if tokens.dim() != 2:
             raise ValueError(f"tokens: the shape is {[*tokens.shape]}, but it should be [B, T]")

@@ -11,8 +11,7 @@ from .vocabulary import Vocabulary, scored_pieces
 
 HEADER = struct.Struct("<7i")  # width, MLP, layers, heads, key heads, vocabulary (negative: untied), positions
 BASE, EPSILON = 10000.0, 1e-5  # constants of run.c
-ORDER = ("embedding", "attention_norm", "query", "key", "value", "output", "mlp_norm", "gate", "down", "up", "norm")
-NAMES = {role: f"layers.{{}}.{role}" if role in LAYER else role for role in (*ORDER, "head")}
+NAMES = {**{role: f"layers.{{}}.{role}" for role in LAYER}, "embedding": "embedding", "norm": "norm", "head": "head"}
 BOS = 1  # delimits documents; the models were not trained to predict the end token 2
 FEWEST = 3 + 256  # unknown, start, end, and one token per byte
 
@@ -26,34 +25,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ValueError(f"it has only {size:,} bytes")
     width, hidden, layers, heads, kv_heads, signed, positions = HEADER.unpack(header)
     vocabulary = abs(signed)
-    if (
-        min(width, hidden, layers, heads, kv_heads, vocabulary, positions) < 1
-        or width % (2 * heads)
-        or heads % kv_heads
-    ):
+    least = min(width, hidden, layers, heads, kv_heads, vocabulary, positions)
+    if least < 1 or width % (2 * heads) or heads % kv_heads:
         raise ValueError(f"its sizes {[*HEADER.unpack(header)]} are not those of a model")
     head_dim, inner = width // heads, width // heads * kv_heads
     square, narrow, mlp = (layers, width, width), (layers, inner, width), (layers, hidden, width)
-    norm = (layers, width)
-    stacks = dict(
-        zip(
-            ORDER,
-            (
-                (vocabulary, width),
-                norm,
-                square,
-                narrow,
-                narrow,
-                square,
-                norm,
-                mlp,
-                (layers, width, hidden),
-                mlp,
-                (width,),
-            ),
-            strict=True,
-        )
-    )
+    norm, down = (layers, width), (layers, width, hidden)
+    stacks = {  # in the order of the file; those of a layer's weights begin with the number of layers
+        **{"embedding": (vocabulary, width), "attention_norm": norm, "query": square, "key": narrow, "value": narrow},
+        **{"output": square, "mlp_norm": norm, "gate": mlp, "down": down, "up": mlp, "norm": (width,)},
+    }
     angles = positions * head_dim  # tables of cosines and sines, which the program does not read
     needed = 4 * (sum(map(math.prod, stacks.values())) + angles + (math.prod((vocabulary, width)) if signed < 0 else 0))
     if size != HEADER.size + needed:
@@ -63,17 +44,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for role, shape in stacks.items():
         stack = numbers[at : at + math.prod(shape)].reshape(shape)
         at += math.prod(shape)
-        parts = (
-            {NAMES[role].format(layer): each for layer, each in enumerate(stack)} if role in LAYER else {role: stack}
-        )
-        found |= parts
+        weights = stack if role in LAYER else [stack]
+        found |= {NAMES[role].format(layer): weight for layer, weight in enumerate(weights)}
     if signed < 0:
         found["head"] = numbers[at + angles :].reshape(vocabulary, width)
     sizes = {
         **{"width": width, "layers": layers, "heads": heads, "head_dim": head_dim, "kv_heads": kv_heads},
         **{"mlp": "swiglu", "mlp_hidden": hidden, "tie_embeddings": signed > 0, "norm_epsilon": EPSILON},
     }
-    shapes = {name: array.shape for name, array in found.items()}
+    shapes = {name: weight.shape for name, weight in found.items()}
     given = path, [path], vocabulary, sizes, {"base": BASE}, True, NAMES, shapes, {}
     return Checkpoint(*given, lambda name: np.array(found[name]))
 

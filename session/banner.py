@@ -14,6 +14,7 @@ from ..encodings.base import Encoding
 from ..lightning_modules.cost import scoring_bytes
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.trainer import TrainerSettings
+from ..lightning_modules.transformer import Transformer
 from .matching import match_summary
 from .session import Session
 
@@ -144,6 +145,6 @@ def _data_lines(session: Session, store: Store) -> dict[str, str]:
     }
 
 
-def _logits_mib(session: Session, transformer) -> float:
+def _logits_mib(session: Session, transformer: Transformer) -> float:
     tokens = max(session.evaluation.tokens_per_batch, session.evaluation.length)
     return scoring_bytes(tokens, transformer.head.weight, session.settings.precision) / 2**20

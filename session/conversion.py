@@ -14,6 +14,7 @@ from ..lightning_modules.trainer import TrainerSettings
 from ..lightning_modules.transformer import Transformer
 from ..pretrained.checkpoint import Checkpoint
 from ..pretrained.formats import opened
+from .models import build_transformer
 from .pretrained import ROPE
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ def conversion_of(session: "Session", vocabulary: int) -> Conversion | None:
     settings, staged = session.settings, session.settings.match_steps + session.settings.distil_steps
     if not settings.anneal_steps and not staged:
         return None
-    from .session import build_transformer
-
     checkpoint = _checkpoint(session)
     config = {**session.config, "encoding": {"_target_": ROPE, **checkpoint.rope}}
     sizes = checkpoint.sizes

@@ -68,21 +68,20 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stopping.say()
+        stopping.print_stopped()
         sys.exit(stopping.STATUS)
     except BrokenPipeError:  # the reader of the output has ended, as in `--help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or flushing at exit would fail again
         sys.exit(1)
     except Exception as error:
         if stopping.interrupted():
-            stopping.say()
+            stopping.print_stopped()
             sys.exit(stopping.STATUS)
-        kind = error if isinstance(error, UserError) else UserError
         if isinstance(error, UserError):
-            line = str(error)
+            kind, line = type(error), str(error)
         else:
             # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
-            line = explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
+            kind, line = UserError, explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
         print(f"{kind.prefix}{printable(line)}", file=sys.stderr)

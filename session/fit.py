@@ -2,11 +2,15 @@
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers.logger import Logger
 
 from ..core.errors import UserError, one_line
 from ..core.progress import shown
@@ -22,8 +26,9 @@ from ..lightning_modules.metrics_csv import MetricsCSV
 from ..lightning_modules.rank_watch import watch_ranks
 from ..lightning_modules.ranks import lost_touch
 from .conversion import conversion_of, start_from
+from .models import DamagedCheckpointError, read_checkpoint
 from .run_directory import RunDirectory
-from .session import DamagedCheckpointError, Session, read_checkpoint
+from .session import Session
 
 
 def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel, graphs: bool, first: bool) -> None:
@@ -43,11 +48,39 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         session.console.print(f"resuming after step {step:,} of {settings.steps:,}")
     elif "pretrained" in session.config:
         start_from(session, model.transformer)
-    if (conversion := conversion_of(session, store.manifest["vocabulary"])) is not None:
+    _prepare(session, model, store.manifest["vocabulary"], graphs)
+
+    stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
+    intervals = settings.validate_every, settings.checkpoint_every
+    validation = Validation(partial(_validate, session, store), run.best.parent, *intervals, stamp)
+    unit = unit_label(session.domain.name, session.domain.units[0])
+    flops = 3 * model.transformer.flops_per_token(session.data.length)
+    progress = ProgressLine(validation, unit, flops, session.console)
+    loggers = _loggers(session, run, _columns(session, model), step, validated_step)
+    torch.manual_seed(session.config["seed"])
+    trainer = build_trainer(settings, run.path, [progress, validation], loggers)
+    threading.excepthook = without_os_errors
+    watch_ranks(trainer)
+    cuda = settings.device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(settings.device)
+    with _explained(trainer):
+        data = FittedData(session.data.use(store), settings.context_parallel)
+        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+    if validation.asked_to_stop:  # during the last step
+        raise KeyboardInterrupt
+    if cuda and first:
+        peak = torch.cuda.max_memory_allocated(settings.device)  # in this process: it may have run only the last steps
+        run.write_manifest(peak_memory_bytes=max(peak, run.manifest.get("peak_memory_bytes", 0)))
+
+
+def _prepare(session: Session, model: FittedModel, vocabulary: int, graphs: bool) -> None:
+    """Set up how `model` computes its steps: conversion, context parallelism, compilation and CUDA graphs."""
+    settings = session.settings
+    if (conversion := conversion_of(session, vocabulary)) is not None:
         model.convert(conversion)
     if settings.context_parallel > 1:
         model.context = ContextParallel(settings.context_parallel)
-    stamp = {group: dict(session.config[group]) for group in ("encoding", "model")}
     if session.compiled(model.transformer):
         torch.compiler.reset()  # code compiled by earlier runs of a sweep counts towards a limit
         whole = settings.context_parallel == 1  # otherwise attention is not compiled
@@ -57,60 +90,55 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
         bounded = any(plan.implementation == "fa4" for plan in session.plans(model.transformer))
         model.replay_steps(session.data.length, settings.cuda_graphs is True, bounded)
 
-    first_unit = session.domain.units[0]
-    unit = unit_label(session.domain.name, first_unit)
 
-    def validate(module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
-        # Windows come in many shapes, and each would be compiled separately.
-        with (
-            torch.compiler.set_stance("force_eager"),
-            shown("validating", console=session.console, bar=False) as report,
-        ):
+def _validate(session: Session, store: Store, module: LanguageModel, on_batch: Callable[[int, int], None]) -> Records:
+    """Score the validation split, and print the result."""
+    # Windows come in many shapes, and each would be compiled separately.
+    with (
+        torch.compiler.set_stance("force_eager"),
+        shown("validating", console=session.console, bar=False) as report,
+    ):
 
-            def both(done: int, total: int) -> None:
-                report(done, total)
-                on_batch(done, total)
+        def both(done: int, total: int) -> None:
+            report(done, total)
+            on_batch(done, total)
 
-            tokens = session.evaluation.validation_tokens
-            records = session.evaluation.score(module.transformer, store, "valid", both, tokens=tokens)
-        scores = f"{records.nats_per_token:.4f} nats/token, {records.bits_per_unit[first_unit]:.3f} bits/{unit}"
-        session.console.print(f"validation at step {module.global_step}: {scores}")
-        return records
+        tokens = session.evaluation.validation_tokens
+        records = session.evaluation.score(module.transformer, store, "valid", both, tokens=tokens)
+    unit = session.domain.units[0]
+    bits = f"{records.bits_per_unit[unit]:.3f} bits/{unit_label(session.domain.name, unit)}"
+    scores = f"{records.nats_per_token:.4f} nats/token, {bits}"
+    session.console.print(f"validation at step {module.global_step}: {scores}")
+    return records
 
-    validation = Validation(
-        validate,
-        run.best.parent,
-        settings.validate_every,
-        settings.checkpoint_every,
-        stamp,
-    )
-    flops = 3 * model.transformer.flops_per_token(session.data.length)
-    progress = ProgressLine(validation, unit, flops, session.console)
-    columns = [
-        *("train_nll", *(f"{stage}_loss" for stage in STAGES if conversion is not None and stage != "train")),
-        *("valid_nll", *(f"valid_bits_per_{u}" for u in session.domain.units), "valid_accuracy"),
+
+def _columns(session: Session, model: FittedModel) -> list[str]:
+    """The metrics of metrics.csv."""
+    stages = [] if model.conversion is None else [stage for stage in STAGES if stage != "train"]
+    return [
+        *("train_nll", *(f"{stage}_loss" for stage in stages)),
+        *("valid_nll", *(f"valid_bits_per_{unit}" for unit in session.domain.units), "valid_accuracy"),
         *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu"),
         *(*model.auxiliary_names, *mean_diagnostics(model)),
     ]
-    loggers = [
+
+
+def _loggers(session: Session, run: RunDirectory, columns: list[str], step: int, validated_step: int) -> list[Logger]:
+    loggers: list[Logger] = [
         MetricsCSV(run.path / "metrics.csv", columns, step, validated_step),
         TensorBoardLogger(run.path, name="", version="tensorboard"),
     ]
-    if settings.wandb:
-        from lightning.pytorch.loggers import WandbLogger
-
+    if session.settings.wandb:
         loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
-    torch.manual_seed(session.config["seed"])
-    trainer = build_trainer(settings, run.path, [progress, validation], loggers)
-    threading.excepthook = without_os_errors
-    watch_ranks(trainer)
-    cuda = settings.device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(settings.device)
+    return loggers
+
+
+@contextmanager
+def _explained(trainer: Trainer) -> Iterator[None]:
+    """Undo Lightning's handling of KeyboardInterrupt, and raise UserError for a lost connection between ranks."""
     handler = signal.getsignal(signal.SIGINT)
     try:
-        data = FittedData(session.data.use(store), settings.context_parallel)
-        trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
+        yield
     except SystemExit as end:
         # Lightning turns KeyboardInterrupt into SystemExit and leaves SIGINT ignored.
         if not isinstance(end.__context__, KeyboardInterrupt):
@@ -124,13 +152,6 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
                 f"run out of memory ({one_line(error)}): rerun the same command to resume from the last checkpoint"
             ) from error
         raise
-    if validation.asked_to_stop:  # during the last step
-        raise KeyboardInterrupt
-    if cuda and first:
-        peak = torch.cuda.max_memory_allocated(
-            settings.device
-        )  # of this process, which may have run only the last steps
-        run.write_manifest(peak_memory_bytes=max(peak, run.manifest.get("peak_memory_bytes", 0)))
 
 
 def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int, int]:

@@ -57,5 +57,5 @@ def identity(config: Mapping) -> dict:
 
 def decisive(group: str, block: Mapping) -> dict:
     """A group's block without incidental keys, and without later options at their defaults."""
-    incidental, silent = INCIDENTAL.get(group, ()), (*LATER.get(group, ()), *IDLE.get(group, {}).items())
-    return {key: value for key, value in block.items() if key not in incidental and (key, value) not in silent}
+    left_out, silent = INCIDENTAL.get(group, ()), (*LATER.get(group, ()), *IDLE.get(group, {}).items())
+    return {key: value for key, value in block.items() if key not in left_out and (key, value) not in silent}

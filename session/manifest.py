@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.checked_files import NAME, is_count, read_json
+from ..core.checked_files import NAME, SHA256, is_count, read_json
 from ..core.legend_records import legends_of
 
 DIGEST = "sha256"  # of the manifest's other keys
@@ -45,7 +44,7 @@ def _check(manifest: Any) -> None:
     json.dumps(manifest, ensure_ascii=False).encode()  # raises for lone surrogates, which no file can hold
     store, sessions = manifest.get("store"), manifest.get("sessions")
     need(isinstance(store, dict), "store")
-    need(isinstance(store.get("sha256"), str) and re.fullmatch("[0-9a-f]{64}", store["sha256"]), "store.sha256")
+    need(isinstance(store.get("sha256"), str) and SHA256.fullmatch(store["sha256"]), "store.sha256")
     need(_names(store.get("units")), "store.units")
     need(_names(store.get("splits")) and store["splits"][:2] == ["train", "valid"], "store.splits")
     documents = store.get("documents")

@@ -1,15 +1,15 @@
 """match=params|flops: resize the MLP so that the model costs as much as the same model without an encoding."""
 
 from collections.abc import Mapping
-from functools import partial
 
 from ..core.errors import UserError
-from ..encodings.nope import NoPE
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
-from .configuration import build
+from .models import build_transformer
+from .trust import KINDS
 
 MULTIPLE = 8  # the MLP size is a multiple of this: matrices of other sizes are slow on a GPU
+NOPE = f"{KINDS['encoding'][0]}.nope.NoPE"
 VOCABULARY = 2  # any size works: encodings do not change the embedding
 
 
@@ -21,7 +21,7 @@ def matched(config: Mapping) -> dict:
     """
     if config.get("match") is None or "unmatched_hidden" in config:
         return dict(config)
-    target = _cost(_model(config, NoPE), config)
+    target = _cost(_model(_plain(config)), config)
 
     def cost(hidden: int | None) -> float:
         return _cost(_model({**config, "model": {**config["model"], "mlp_hidden": hidden}}), config)
@@ -51,7 +51,7 @@ def unmatched(config: Mapping) -> dict:
 
 def match_summary(config: Mapping, vocabulary: int) -> str:
     """One line: the MLP size that matching chose, and the remaining differences in parameters and FLOPs per token."""
-    own, plain = _model(config, vocabulary=vocabulary), _model(unmatched(config), NoPE, vocabulary)
+    own, plain = _model(config, vocabulary), _model(_plain(unmatched(config)), vocabulary)
     length, hidden = config["data"]["length"], config["model"]["mlp_hidden"]
     parameters = own.parameter_count() / plain.parameter_count() - 1
     flops = own.flops_per_token(length) / plain.flops_per_token(length) - 1
@@ -66,12 +66,11 @@ def _cost(model: Transformer, config: Mapping) -> float:
     return model.parameter_count() if config["match"] == "params" else model.flops_per_token(config["data"]["length"])
 
 
-def _model(config: Mapping, encoding: type | None = None, vocabulary: int = VOCABULARY) -> Transformer:
+def _plain(config: Mapping) -> dict:
+    """`config` without an encoding."""
+    return {**config, "encoding": {"_target_": NOPE}}
+
+
+def _model(config: Mapping, vocabulary: int = VOCABULARY) -> Transformer:
     with outlined():
-        return build(
-            config["model"],
-            "model",
-            vocabulary=vocabulary,
-            encoding=encoding or partial(build, config["encoding"], "encoding"),
-            seed=0,
-        )
+        return build_transformer(config, vocabulary)

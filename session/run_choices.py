@@ -1,4 +1,4 @@
-"""The configuration of a task that uses an existing run: the run's own, with the task of the command."""
+"""The configuration for using an existing run: its own, with the task of a command or the device of this machine."""
 
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from ..core.errors import UserError
+from ..lightning_modules.options import TrainerOptions
 from .configuration import NAMED, refuse_problems
 from .identity import INCIDENTAL, identity
 from .overrides import as_typed, choices_of, key_of
@@ -15,6 +16,9 @@ from .run_config import read_config
 from .run_directory import RunDirectory, leaves
 from .settings import CONFIGS
 from .trust import located
+
+# Trainer settings that describe the machine which trained a run.
+MACHINE = ("accelerator", "devices", "nodes", "context_parallel", "cuda_graphs")
 
 
 def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -> dict:
@@ -41,8 +45,7 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
     given = {key_of(override) for override in overrides}
     for key in given & {"experiment", "match"}:
         raise UserError(f"{key}: this task uses the configuration of {run.path}: leave out this setting")
-    # These describe this machine, not the one that made the run.
-    given |= {f"trainer.{key}" for key in ("accelerator", "devices", "nodes", "context_parallel", "cuda_graphs")}
+    given |= {f"trainer.{key}" for key in MACHINE}
     merged = {
         **run.config,
         **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
@@ -55,6 +58,16 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
     except UserError as error:
         raise UserError(f"run={run.path}: config.yaml: {error}") from error
     return merged
+
+
+def on_one_device(run: RunDirectory, accelerator: str) -> dict:
+    """The run's configuration, for one device of this machine."""
+    usual = {key: getattr(TrainerOptions, key) for key in MACHINE}
+    return {
+        **run.config,
+        "run": str(run.path),
+        "trainer": {**run.config["trainer"], **usual, "accelerator": accelerator},
+    }
 
 
 def choices_of_run(arguments: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from ..core.checked_files import digest_of, why
 from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserError, one_line
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 from .identity import identity
 from .manifest import manifest_text, read_manifest
 from .overrides import as_typed
@@ -315,12 +315,6 @@ class RunDirectory:
         sessions = [*self.manifest.get("sessions", []), dict(session)]
         facts = {"config": written(self.config), "store": dict(store_manifest), "model": dict(model)}
         self.write_manifest(**facts, sessions=sessions, failed=None, files={})
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    with written_whole(path) as file:
-        file.write(text)
 
 
 def without_folders(value: Any) -> Any:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.whole_files import write_text
 from ..reporting.planned import LIST
-from ..session.run_directory import write_text
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "studies"

@@ -41,14 +41,17 @@ DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small m
 
 def front_page(outcomes: Mapping[str, Outcome]) -> str:
     """The page for these outcomes by study; topics without records are left out."""
-    told = {
+    sentences = {
         **dict.fromkeys(LOSSES, _losses),
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,
         DIAGNOSTICS: _diagnostics,
     }
-    lines = [f"- {_named(topic, outcomes)}: {told[topic](outcomes[topic.study])}" for topic in _kept([*told], outcomes)]
+    lines = [
+        f"- {_named(topic, outcomes)}: {sentences[topic](outcomes[topic.study])}"
+        for topic in _kept([*sentences], outcomes)
+    ]
     index = [
         f"- [{name}]({name}/README.md): {_first_sentence(name)} {plural(each.runs, 'run')}, about "
         f"{plural(max(round(each.minutes), 1), 'minute')} of training."

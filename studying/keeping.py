@@ -12,7 +12,7 @@ from ..core.checked_files import digest_of
 from ..core.errors import UserError
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
-from ..core.whole_files import made_whole
+from ..core.whole_files import made_whole, write_text
 from ..domains.baseline_records import read_baseline
 from ..domains.records import Records
 from ..reporting.packed import read_packed
@@ -21,7 +21,7 @@ from ..session.identity import identity
 from ..session.item_files import read_items
 from ..session.manifest import manifest_text
 from ..session.run_config import written
-from ..session.run_directory import PLACES, RunDirectory, without_folders, write_text
+from ..session.run_directory import PLACES, RunDirectory, without_folders
 from .packing import others_in, study_lock
 
 MEASURED = ("extrapolation", "sample_metrics")  # folders of tables that are kept for every seed
@@ -80,8 +80,8 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)
     parent = out.absolute().parent
-    kept = [*read_packed(parent.parents[2]).values()] if (parent.parents[2] / LIST).exists() else []
-    other_seeds = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", kept, but=(path, out))
+    packed = [*read_packed(parent.parents[2]).values()] if (parent.parents[2] / LIST).exists() else []
+    other_seeds = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", packed, but=(path, out))
     for file in [each for folder in (*MEASURED, "mechanisms") for each in (path / folder).glob("*.csv")]:
         name = file.relative_to(path)
         if name.parent.name in MEASURED or file.stem == "attention" or not _any_has(other_seeds, str(name)):
@@ -93,7 +93,7 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     records = {file: Records.load(file) for file in (path / "nll").glob("*.npz")}
     if not any(
         _store_of(copy / "manifest.json") == manifest["store"]["sha256"]
-        for copy in _copies(parent.parent, "*/*", kept, but=(path, out))
+        for copy in _copies(parent.parent, "*/*", packed, but=(path, out))
         if (copy / "baselines").is_dir()
     ):
         records |= {file: read_baseline(file) for file in (path / "baselines").glob("*/*.npz")}
@@ -107,8 +107,8 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         if left >= 0:
             (making / "samples").mkdir(exist_ok=True)
             shutil.copy2(file, making / "samples")
-    kept = [*making.glob("nll/*.npz"), *making.glob("benchmarks/*.npz"), *making.rglob("*.csv")]
-    manifest["files"] = {str(file.relative_to(making)): digest_of(file) for file in sorted(kept)}
+    sealed = [*making.glob("nll/*.npz"), *making.glob("benchmarks/*.npz"), *making.rglob("*.csv")]
+    manifest["files"] = {str(file.relative_to(making)): digest_of(file) for file in sorted(sealed)}
     write_text(making / "manifest.json", manifest_text(manifest, indent=1))
 
 

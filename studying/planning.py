@@ -125,13 +125,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
         UserError: the settings are invalid or change results; `runs` is the folder of kept records; or a line of the
             list is invalid.
     """
-    for setting in settings:
-        key = key_of(setting)
-        if key not in ("stores", "trust") and not key.startswith("task.") and not incidental(key):
-            raise UserError(
-                f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
-                "or train them with main.py"
-            )
+    _refuse_decisive(folder, settings)
     if runs.resolve() == (folder / "runs").resolve():
         raise UserError(
             f"runs={runs}: this folder holds the study's records, and an unfinished run would look like a finished "
@@ -173,6 +167,17 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
                 kept = folder / "runs" / run.path.relative_to(runs)
                 found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device, config["names"]))
     return list(found.values())
+
+
+def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:
+    """Raise UserError for a setting that changes the results of the study's runs."""
+    for setting in settings:
+        key = key_of(setting)
+        if key not in ("stores", "trust") and not key.startswith("task.") and not incidental(key):
+            raise UserError(
+                f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
+                "or train them with main.py"
+            )
 
 
 def _search(

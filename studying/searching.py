@@ -1,14 +1,14 @@
 """The search of a study: `task=tune` chooses settings on the validation split before the runs are trained."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ..core.checked_files import read_csv
 from ..core.errors import UserError
 from ..reporting.planned import TUNED
-from ..reporting.tables import Row, write_csv
+from ..reporting.tables import write_csv
 from .packing import study_lock
 
 
@@ -24,7 +24,6 @@ class Searched:
         path: the table that the command writes.
         each_seed: its seeds, as in that table.
         study: folder of the study, to whose `tuning.csv` the results are added.
-        one_device: whether it trains on a single device.
     """
 
     run: str
@@ -34,12 +33,12 @@ class Searched:
     path: Path
     each_seed: str
     study: Path
-    one_device: bool = True
 
     names: ClassVar[Mapping[str, str]] = {}
     then = ()
     seed = None
     finished = False
+    one_device = True  # task=tune refuses several
 
     @property
     def unseeded(self) -> tuple[str, ...]:
@@ -48,7 +47,7 @@ class Searched:
 
     def keep(self, sharing: int, commit: str | None) -> None:
         """Add the results to the study's table, and replace those of an earlier search for the same runs."""
-        found = [row for row in _rows(self.path) if row["each_seed"] == self.each_seed]
+        found = [row for row in read_csv(self.path) if row["each_seed"] == self.each_seed]
         found = [row for row in found if {key: row[key] for key in self.points[0]} in self.points]
         best = min(found, key=lambda row: float(row["valid_nll"]), default=None)
         if best is None:
@@ -57,10 +56,5 @@ class Searched:
         found = [{**named, **row, "chosen": row is best} for row in found]
         with study_lock(self.study):
             path = self.study / TUNED
-            others = [row for row in _rows(path) if row["run"] != self.run] if path.exists() else []
+            others = [row for row in read_csv(path) if row["run"] != self.run] if path.exists() else []
             write_csv(path, sorted([*others, *found], key=lambda row: row["run"]))
-
-
-def _rows(path: Path) -> list[Row]:
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..core.whole_files import write_text
 from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
@@ -29,7 +30,6 @@ from ..reporting.study import Comparison, Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
 from ..reporting.take_off import take_off_plot, take_off_table
 from ..reporting.zero_shot import zero_shot_tables
-from ..session.run_directory import write_text
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_of, reference_of
 
@@ -83,7 +83,7 @@ def write_summary(folder: Path) -> Outcome:
     measured = measured_of(study)
     outcome = outcome_of(folder, study, found, measured)
     with tempfile.TemporaryDirectory() as place:
-        drawn = dict(_drawn(study, found, measured, Path(place)))
+        drawn = _drawn(study, found, measured, Path(place))
         for name in PLOTS:
             (folder / name).unlink(missing_ok=True)
         for name, plot in drawn.items():
@@ -93,10 +93,10 @@ def write_summary(folder: Path) -> Outcome:
     return outcome
 
 
-def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path) -> list[tuple[str, Plot]]:
+def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path) -> dict[str, Plot]:
     """The study's plots by file name; those that show one comparison show the largest."""
     if not study.comparisons:
-        return []
+        return {}
     number = largest(study)
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
@@ -112,7 +112,7 @@ def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], f
     drawn["take-off.svg"] = noted(take_off_plot(shown, styles, folder), shown, whole)
     drawn["loss.svg"] = noted(plots.loss_plot(shown, styles, folder), shown, whole)
     drawn["attention.svg"] = noted(attention_plot(shown, styles, folder), shown, whole)
-    return [(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2]
+    return dict([(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2])
 
 
 def _results(study: Study) -> list[Row]:
@@ -151,8 +151,8 @@ def _page(
     missing = sum(each.why == NO_RECORD for each in study.troubles)
     listed = read_list(folder)
     question = textwrap.fill(listed.get("question", ""), 120)
-    several = len(told := answers(found, outcome.reference)) > 1
-    clauses = [(f"{answer.name}: " if several else "") + clause for answer in told for clause in answer.clauses]
+    several = len(given := answers(found, outcome.reference)) > 1
+    clauses = [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
     parts = [f"# {folder.name}", question, legend, results, table_of(outcome)]
@@ -167,8 +167,6 @@ def _page(
             f"{plural(outcome.runs, 'run')}, about {plural(max(round(outcome.minutes), 1), 'minute')} of training on "
             f"{' and '.join(devices)}; start-up and scoring are not included."
         )
-    own = folder.name in studies()
-    name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
     for file, plot in drawn.items():
         parts.append(f"![{as_markdown(plot.title)}]({file})")
         parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
@@ -178,11 +176,16 @@ def _page(
     for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
         parts.append(f"## {as_markdown(table.title)}")
         parts.append(replace(table, title="").markdown().strip())
-    parts.append("## Files")
-    given = [LIST]
+    parts += _files(folder, searched="search" in listed)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _files(folder: Path, searched: bool) -> list[str]:
+    """The last section of a study's page: its files, and the commands that write them."""
+    parts, given = ["## Files"], [LIST]
     if (folder / TUNED).exists():
         parts.append(f"`{TUNED}` has the results of the search, by `task=tune`.")
-        given += [] if "search" in listed else [TUNED]
+        given += [] if searched else [TUNED]
     if (folder / SPEEDS).exists():
         parts.append(
             f"`{SPEEDS}` has tokens/s of models of this size without dropout, one at a time on the GPU, measured by "
@@ -190,16 +193,16 @@ def _page(
         )
         given.append(SPEEDS)
     files = ", ".join(f"`{file}`" for file in given)
-    parts.append(
+    own = folder.name in studies()
+    name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
+    return [
+        *parts,
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"
         "run, with its configuration, manifest, training curve and samples. `records.parquet` has a row for each\n"
-        f"scored document. These commands write all files except {files}:"
-    )
-    parts.append(
+        f"scored document. These commands write all files except {files}:",
         f"- `python main.py task=study study={name}`: train the missing runs\n"
-        f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples"
-    )
-    return "\n\n".join(part for part in parts if part) + "\n"
+        f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples",
+    ]
 
 
 def _lengths(comparison: Comparison, measured: Measured) -> list[str]:

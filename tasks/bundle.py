@@ -21,18 +21,17 @@ from ..lightning_modules.options import DataOptions, EvaluationOptions
 from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import refuse_problems
+from ..session.run_choices import on_one_device
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.trust import trusting
 from .export import CONFIG, format_of, is_run, load_exported
 from .generate import settled
-from .score import SPLIT, refuse_questions, store_of
+from .given_files import SPLIT, refuse_questions, store_of
 
 # A string like this is a file that does not exist rather than text.
 FILE_NAME = re.compile(r"\S+\.(txt|tokens|fa|fasta|fna|2bit|mid)", re.IGNORECASE)
 EXTENSIONS = (".txt", ".fa", ".mid")  # of saved samples
-# Settings of a run that describe the machine on which it was trained.
-HERE = {"accelerator": "cpu", "devices": 1, "nodes": 1, "context_parallel": 1, "compile": "auto", "cuda_graphs": "auto"}
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
         run = RunDirectory.open(folder).trained()
         vocabulary = run.data["vocabulary"]
         refuse_problems(run.config)
-        session = Session({**run.config, "run": str(folder), "trainer": {**run.config["trainer"], **HERE}})
+        session = Session(on_one_device(run, "cpu"))
         with TemporaryDirectory() as shared:  # tokenizers of text domains
             session.domain.share(Path(stores).expanduser(), run.config["content"], Path(shared))
             session.domain.use_shared(Path(shared))

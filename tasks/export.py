@@ -17,6 +17,7 @@ from safetensors.torch import save_model
 from ..core.checked_files import DAMAGE, digest_of
 from ..core.errors import UserError, one_line
 from ..core.plain_yaml import as_yaml
+from ..core.whole_files import write_text
 from ..domains.base import Domain
 from ..huggingface.folder import CONFIG as HF_CONFIG
 from ..huggingface.folder import write_folder
@@ -24,9 +25,10 @@ from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
 from ..session.identity import decisive
+from ..session.models import build_transformer
 from ..session.run_config import read_config, written
-from ..session.run_directory import RunDirectory, write_text
-from ..session.session import Session, build_transformer
+from ..session.run_directory import RunDirectory
+from ..session.session import Session
 from ..session.task import Task
 from ..session.trust import trusting
 from ..session.weights import load_weights

@@ -23,9 +23,8 @@ from ..session.item_files import refuse_unfinished
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .given_files import SPLIT, paths_of, refuse_questions, store_of
 from .options import ExtrapolateOptions
-from .score import SPLIT as FILES
-from .score import paths_of, refuse_questions, store_of
 
 LISTED = "longrope"  # the method that needs factors
 
@@ -73,7 +72,7 @@ class Extrapolate(Task):
                 store = store_of(session.domain, named, Path(folder) / "store")
             digest = hashlib.sha256(store.offsets.tobytes() + store.tokens.tobytes()).hexdigest()[:6]
             name = f"{file_name(self.files[0].name.partition('.')[0])}-{digest}"
-            self._score(session, run, transformer, store, FILES, name)
+            self._score(session, run, transformer, store, SPLIT, name)
 
     def _score(
         self, session: Session, run: RunDirectory, transformer: Transformer, store: Store, split: str, name: str

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from rich.padding import Padding
 
 from ..core.errors import UserError, nearest
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 from ..reporting.answers import Answer, answers
 from ..reporting.page import Section, is_page, write_page
 from ..reporting.reading import read_study
@@ -88,8 +88,7 @@ class Report(Task):
                 for table in section.tables:
                     table.write(making / "tables")
             write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
-            with written_whole(making / "report.md") as file:
-                file.write(self._markdown(study, sections, results))
+            write_text(making / "report.md", self._markdown(study, sections, results))
             write_page(making / "index.html", study, _shown(study, sections), results, remarks())
             put(making, self.out)
         return study, sections, results

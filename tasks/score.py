@@ -3,29 +3,24 @@
 import csv
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 from filelock import FileLock
 
 from ..core.errors import UserError
-from ..domains.base import Domain
 from ..domains.records import Records
-from ..domains.store import Store, StoreWriter
 from ..domains.unit_labels import unit_label
 from ..reporting.tables import Row, Table, write_csv
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
 from .evaluate import score
+from .given_files import SPLIT, paths_of, refuse_questions, store_of
 from .options import ScoreOptions
-
-SPLIT = "files"
 
 
 class Score(Task):
@@ -69,17 +64,6 @@ class Score(Task):
             session.console.print(f"wrote {self.out}", soft_wrap=True)
 
 
-def paths_of(given: str | Sequence[str], key: str = "files") -> list[Path]:
-    """Absolute paths of the option `key`, each once. Raises ValueError if one does not exist."""
-    found: dict[str, Path] = {}
-    for file in [given] if isinstance(given, str) else given:
-        there = os.path.expanduser(file)
-        if not os.path.exists(there):
-            raise ValueError(f"{key}={file}: the file does not exist")
-        found.setdefault(os.path.realpath(there), Path(os.path.abspath(there)))
-    return [*found.values()]
-
-
 def columns_of(units: Sequence[str]) -> list[str]:
     """The columns of the CSV file, for a domain with these units."""
     return ["run", "file", "tokens", "nats", *units, "nats_per_token", *(f"bits_per_{unit}" for unit in units)]
@@ -104,38 +88,6 @@ def add_scores(file: Path, scored: Sequence[Row], columns: Sequence[str]) -> Non
         here = {(row["run"], row["file"]) for row in scored}
         others = [row for row in read_scores(file, columns) if (row["run"], row["file"]) not in here]
         write_csv(file, [*others, *scored])
-
-
-def refuse_questions(domain: Domain, place: str = "") -> None:
-    """Raise UserError, with a message that begins with `place`, if only some targets of the domain are scored."""
-    if domain.solved is not None:
-        raise UserError(
-            f"{place}domain {domain.name} scores answers, which files do not mark: use task=evaluate to score its "
-            f"splits, {', '.join(domain.splits[1:])}"
-        )
-
-
-def store_of(domain: Domain, files: Iterable[tuple[str, Iterator[tuple[str, np.ndarray]]]], directory: Path) -> Store:
-    """A store with one split that contains the documents of files, given by file as in `Domain.encode_documents`.
-
-    Raises:
-        UserError: a file is unreadable, or there is nothing to score in it.
-    """
-    with StoreWriter(directory, domain.vocabulary, domain.units, splits=(SPLIT,)) as writer:
-        for file, documents in files:
-            counted = 0.0
-            several = [*islice(documents, 2)]
-            for name, tokens in chain(several, documents):
-                document = f"{file}:{name}" if len(several) > 1 else file
-                if len(tokens) < 2:
-                    raise UserError(f"{document} contains nothing that can be scored")
-                units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
-                counted += units[domain.units[0]] if domain.units else 1
-                writer.add(document, SPLIT, file, tokens, units)
-            if not counted:
-                unit = domain.units[0]
-                raise UserError(f"{file} contains no {unit}, so bits per {unit} are undefined: leave out this file")
-    return Store.open(directory)
 
 
 def rows_of(records: Records) -> list[Row]:

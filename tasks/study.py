@@ -8,9 +8,9 @@ from typing import Any
 
 from ..core.cores import on_all_cores
 from ..core.errors import UserError
+from ..core.whole_files import write_text
 from ..session.command import Command
 from ..session.overrides import as_setting
-from ..session.run_directory import write_text
 from ..session.task import Task
 from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies

@@ -12,13 +12,15 @@ from rich.text import Text
 from ..core import launcher
 from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
+from ..domains.store import Store
 from ..reporting.losses import plot_losses
 from ..session.banner import banner_lines, print_lines
+from ..session.models import model_facts
 from ..session.next_steps import print_next_steps
 from ..session.provenance import session_facts
 from ..session.results import print_results
 from ..session.run_directory import RunDirectory
-from ..session.session import Session, model_facts
+from ..session.session import Session
 from ..session.task import Task
 from .evaluate import score
 from .generate import draw_samples, print_preview, render_samples, settled, write_answers
@@ -73,7 +75,7 @@ class Train(Task):
         if first:
             self._show(session, run, store)
 
-    def _finish(self, session: Session, run: RunDirectory, store, first: bool) -> None:
+    def _finish(self, session: Session, run: RunDirectory, store: Store, first: bool) -> None:
         if not run.best.exists():
             if validated(run):
                 raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
@@ -107,21 +109,15 @@ class Train(Task):
         """The splits on which the trained model is scored."""
         return session.domain.splits[1:]
 
-    def _show(self, session: Session, run: RunDirectory, store) -> None:
+    def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
         for split in session.domain.splits[2:]:
             file = run.records(split)
             if not file.exists():  # task=tune does not score it
                 score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
                 run.seal(file)
             session.console.print()
-            print_results(
-                session,
-                run,
-                store,
-                split,
-                Records.load(file),
-                f"{split} split, scored once with the best checkpoint on validation",
-            )
+            title = f"{split} split, scored once with the best checkpoint on validation"
+            print_results(session, run, store, split, Records.load(file), title)
         for folder in (run.path / "samples", run.path / "plots"):
             if files := sorted(file.name for file in folder.glob("*")):
                 session.console.print(f"wrote {folder}: {', '.join(files)}", soft_wrap=True)

@@ -1,6 +1,5 @@
 """task=tune: compare learning rates, and other settings, on the validation split."""
 
-import csv
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from ..core.checked_files import read_csv
 from ..core.errors import DivergedError, UserError, nearest_key
 from ..domains.records import Records
+from ..domains.store import Store
 from ..reporting.tables import Row, Table, write_csv
 from ..session.matching import unmatched
 from ..session.overrides import as_typed
@@ -34,7 +35,7 @@ class Search(Train):
     def scored(self, session: Session) -> Sequence[str]:
         return ["valid"]
 
-    def _show(self, session: Session, run: RunDirectory, store) -> None:
+    def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
         score = Records.load(run.records("valid")).nats_per_token
         session.console.print(f"{self.point}: {score:.4f} on validation", soft_wrap=True)
 
@@ -188,8 +189,5 @@ def _ordered(text: str) -> tuple[float, str]:
 
 
 def _read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(path) if path.exists() else []
     return [{**row, "valid_nll": float(row["valid_nll"])} for row in rows]

@@ -16,8 +16,8 @@ from ..session.item_files import refuse_unfinished, save_items
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .given_files import paths_of
 from .options import VariantsOptions
-from .score import paths_of
 
 WIDEST = 8192  # bases; the window of Evo 2 for BRCA1
 

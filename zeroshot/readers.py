@@ -1,15 +1,14 @@
 """Reads the records of benchmark files: JSON lines, Parquet, lines of text, and members of zip archives."""
 
-import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
-from ..domains.unpacking import MOST, opened
+from ..domains.unpacking import contents
 from .prompts import Prompt
 from .questions import Question
 
@@ -21,7 +20,7 @@ def json_lines(prompt: Callable[[dict], Prompt]) -> Reader:
     """A reader of one record per line, in a file that may be compressed."""
 
     def read(path: Path) -> Iterator[Question]:
-        yield from _each(path, _json(unpacked(path)), prompt)
+        yield from _each(path, _json(contents(path, LIMIT).decode()), prompt)
 
     return read
 
@@ -35,7 +34,7 @@ def zipped(member: str, prompt: Callable[[dict], Prompt], labels: str | None = N
             if labels is not None:
                 given = _member(archive, labels).split()
                 records = [{**record, "label": label} for record, label in zip(records, given, strict=True)]
-        yield from _each(path, iter(records), prompt)
+        yield from _each(path, records, prompt)
 
     return read
 
@@ -61,7 +60,7 @@ def parquet(prompt: Callable[[dict], Prompt]) -> Reader:
 
         if path.stat().st_size > LIMIT:
             raise ValueError(f"it has more than {LIMIT:,} bytes")
-        yield from _each(path, iter(pyarrow.parquet.read_table(path).to_pylist()), prompt)
+        yield from _each(path, pyarrow.parquet.read_table(path).to_pylist(), prompt)
 
     return read
 
@@ -70,26 +69,15 @@ def groups_of_lines(prompt: Callable[[list[str]], Prompt], count: int | None) ->
     """A reader of records of `count` lines each; None: records end with an empty line."""
 
     def read(path: Path) -> Iterator[Question]:
-        text = unpacked(path).replace("\r\n", "\n").strip("\n")
+        text = contents(path, LIMIT).decode().replace("\r\n", "\n").strip("\n")
         if count is None:
             records = [block.split("\n") for block in text.split("\n\n")]
         else:
             lines = text.split("\n")
             records = [lines[begin : begin + count] for begin in range(0, len(lines), count)]
-        yield from _each(path, iter(records), prompt)
+        yield from _each(path, records, prompt)
 
     return read
-
-
-def unpacked(path: Path) -> str:
-    """The text of a file that may be compressed."""
-    content = io.BytesIO()
-    with opened(path) as file:
-        while part := file.read(MOST):
-            content.write(part)
-            if content.tell() > LIMIT:
-                raise ValueError(f"it has more than {LIMIT:,} bytes")
-    return content.getvalue().decode()
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> str:
@@ -103,7 +91,7 @@ def _json(text: str) -> Iterator[Any]:
     return (json.loads(line) for line in text.split("\n") if line.strip())
 
 
-def _each(path: Path, records: Iterator[Any], prompt: Callable[[Any], Prompt], group: str = "") -> Iterator[Question]:
+def _each(path: Path, records: Iterable[Any], prompt: Callable[[Any], Prompt], group: str = "") -> Iterator[Question]:
     """Questions of the records. Raises UserError for a record of another form."""
     done = 0
     try:
@@ -116,6 +104,6 @@ def _each(path: Path, records: Iterator[Any], prompt: Callable[[Any], Prompt], g
                 raise ValueError("it has an empty continuation")
             yield Question(str(done), group, pairs, gold, lengths)
             done += 1
-    except (*DAMAGE, RecursionError) as error:
+    except DAMAGE as error:
         place = f"{path}{f', {group}' if group else ''}, record {done + 1}"
         raise UserError(f"{place}, is damaged or in another format ({why(error)}): get the file again") from error

@@ -1,6 +1,7 @@
 """lm-evaluation-harness: the model `bearings`, and our scores equal the harness's in all digits."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -127,6 +128,15 @@ def test_generation_is_greedy_and_stops(model):
     assert Generation.of({"until": "x", "do_sample": False, "temperature": 0.7}, 95) == Generation(
         ("x",), 95, 0.0, None, None
     )
+
+
+def test_a_run_with_cuda_graphs_is_loaded_on_a_cpu(trained_text, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained_text[1].path, run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"] |= {"accelerator": "gpu", "cuda_graphs": True}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert Bearings(run=str(run), device="cpu").transformer.embedding.weight.device.type == "cpu"
 
 
 def test_unusable_arguments_give_one_line(tmp_path):

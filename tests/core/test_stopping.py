@@ -86,7 +86,7 @@ runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
 
 def test_helper_processes_do_not_receive_the_signals():
     script = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
-    with stopping.unheard():
+    with stopping.signals_blocked():
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "SIGINT" in done.stdout
     assert "SIGTERM" in done.stdout

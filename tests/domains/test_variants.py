@@ -1,6 +1,7 @@
 """Tables of variants and the sequence around them: columns, regions, strands, one-line errors."""
 
 import gzip
+import lzma
 
 import numpy as np
 import pytest
@@ -50,7 +51,8 @@ def test_damaged_tables_give_one_line(tmp_path, old, new, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         table(tmp_path, ROWS.replace(old, new, 1))
     (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(ROWS.encode())[:-12])
-    for name in ("cut.tsv.gz", "none.tsv"):
+    (tmp_path / "damaged.tsv.xz").write_bytes(lzma.compress(ROWS.encode())[:6] + bytes(60))
+    for name in ("cut.tsv.gz", "damaged.tsv.xz", "none.tsv"):
         with pytest.raises(UserError, match=f"{name} (cannot be read|does not exist).*: give a table"):
             read_table(tmp_path / name)
 

@@ -20,8 +20,8 @@ from bearings.huggingface.code import CATALOGUE, NAMES, OPTIONS, catalogue
 from bearings.huggingface.flat import ROOT, flattened
 from bearings.huggingface.folder import write_model, write_tokenizer
 from bearings.lightning_modules.sampling import sample
+from bearings.session.models import build_transformer
 from bearings.session.overrides import choices_of
-from bearings.session.session import build_transformer
 
 transformers = pytest.importorskip("transformers", minversion="5")
 pytestmark = pytest.mark.usefixtures("one_thread")

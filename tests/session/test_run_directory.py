@@ -22,9 +22,10 @@ from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
+from bearings.session.models import read_checkpoint
 from bearings.session.run_choices import configuration_for
 from bearings.session.run_directory import RunDirectory
-from bearings.session.session import Session, read_checkpoint
+from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
 
 

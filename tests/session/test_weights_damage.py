@@ -19,8 +19,9 @@ from bearings.core.errors import UserError
 from bearings.domains.records import Records
 from bearings.session.configuration import build
 from bearings.session.fit import last_good_checkpoint
+from bearings.session.models import DamagedCheckpointError, read_checkpoint
 from bearings.session.run_directory import RunDirectory
-from bearings.session.session import DamagedCheckpointError, Session, read_checkpoint
+from bearings.session.session import Session
 from bearings.tasks.export import load_exported
 
 

@@ -21,7 +21,7 @@ from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
 from bearings.session.command import Command
 from bearings.session.configuration import build
-from bearings.session.session import build_transformer, model_facts
+from bearings.session.models import build_transformer, model_facts
 
 DOCUMENTS = 24
 UNITS = ("note", "step")

@@ -2,6 +2,7 @@
 
 import bz2
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -103,6 +104,12 @@ def test_a_damaged_file_gives_one_line(name, file, content, message, tmp_path):
         questions(name, tmp_path)
     assert file in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_damaged_xz_file_gives_one_line(tmp_path):
+    (tmp_path / "lambada_test.jsonl.xz").write_bytes(lzma.compress(b'{"text": "a b"}\n')[:6] + bytes(60))
+    with pytest.raises(UserError, match=r"lambada_test\.jsonl\.xz is damaged"):
+        questions("lambada", tmp_path)
 
 
 @pytest.mark.data(EVALUATION)
