@@ -2,10 +2,11 @@
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TypeVar
 
 from . import stopping
@@ -48,6 +49,14 @@ def on_all_cores(function: Callable[[Item], Made], items: Sequence[Item]) -> lis
 def _inherit(function: Callable) -> None:
     global _inherited
     _inherited = function
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process, which would otherwise wait for work forever, when the main process is killed."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+    os._exit(1)
 
 
 def _call(item):

@@ -53,12 +53,19 @@ def read_claims(given: Any) -> list[Claim]:
 
 
 def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
-    """A row for each claim about models of `study`; None if there are none."""
-    rows = [row for comparison in study.comparisons for claim in claims for row in _rows(comparison, claim)]
+    """A row for each claim about models of a comparison of `study`; None if there are none."""
+    rows: list[Row] = [
+        {"domain": comparison.name, **row}
+        for comparison in study.comparisons
+        for claim in claims
+        for row in _rows(comparison, claim)
+    ]
     if not rows:
         return None
+    several = len({row["domain"] for row in rows}) > 1
     columns = {
         "claim": ("claim", str),
+        **({"domain": ("comparison", str)} if several else {}),
         "measured": ("measured", str),
         "interval": ("95 % interval", str),
         "seeds": ("seeds", str),

@@ -2,9 +2,13 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 
 from bearings.core import cores as module
 from bearings.core.cores import cores, on_all_cores
@@ -50,6 +54,37 @@ def test_errors_reach_the_caller():
 def test_a_killed_process_gives_one_line():
     with pytest.raises(UserError, match="a worker process was killed: free memory and rerun the command"):
         on_all_cores(lambda item: os.kill(os.getpid(), signal.SIGKILL), [1, 2])
+
+
+@linux
+def test_processes_end_when_the_program_is_killed(tmp_path):
+    program = f"""
+import os, pathlib, time
+from bearings.core import cores
+cores.cores = lambda: 2
+folder = pathlib.Path({str(tmp_path)!r})
+cores.on_all_cores(lambda item: (folder / str(os.getpid())).touch() or time.sleep(item), [600, 600])
+"""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(REPOSITORY.parent)}
+    )
+    end = time.monotonic() + 60
+    while len([*tmp_path.iterdir()]) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    started.kill()
+    started.wait()
+    workers = [Path("/proc", path.name, "cmdline") for path in tmp_path.iterdir()]
+    assert len(workers) == 2
+
+    def running(command):
+        try:
+            return bool(command.read_bytes())  # empty for a process that has ended
+        except OSError:
+            return False
+
+    while any(map(running, workers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(running, workers))
 
 
 def test_number_of_cores_is_positive():

@@ -70,6 +70,18 @@ def test_wrong_answers_are_counted_in_points(tmp_path):
     assert (float(measured), unit) == (pytest.approx(-25, abs=0.1), "points")
 
 
+def test_claims_about_several_comparisons_name_them(folder):
+    claim = Claim("better", "pope", than="rope", split="test")
+    (one,) = rows(folder, claim)
+    for encoding in ("rope", "pope"):
+        make_run(folder / "runs", encoding, 0, "trainer.steps=40")
+    assert [row["domain"] for row in rows(folder, claim)] == [one["domain"], "jsb-2"]
+    write_summary(folder)
+    page = (folder / "README.md").read_text()
+    assert "| PoPE is better | jsb | -0.0" in page
+    assert "| PoPE is better | jsb-2 | -0.0" in page
+
+
 def test_verdicts():
     assert verdict(-2, -1) == "shown"
     assert verdict(1, 2) == "refuted"
