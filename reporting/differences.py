@@ -66,7 +66,7 @@ def _row(score: Score, other: Contestant, difference: Difference) -> Row:
         "verdict": score.verdict,
         "parameters_percent": _more(one.parameters, other.parameters),
         "flops_percent": _more(one.flops_per_token, other.flops_per_token),
-        "controls": "; ".join(controls) or None,
+        "controls": "; ".join(dict.fromkeys(controls)) or None,
     }
 
 

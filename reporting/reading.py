@@ -276,12 +276,12 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     for run, here in zip(kinds, own, strict=True):
         others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
         values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
-        given = {
-            key.split(".")[-1]: short(values.get(key))
+        given = [
+            f"{key.split('.')[-1]}={short(values.get(key))}"
             for key in differing(here, others)
             if values.get(key) is not None or key in run.listed.compare
-        }
-        labels.append(", ".join([run.encoding, *(f"{key}={value}" for key, value in sorted(given.items()))]))
+        ]
+        labels.append(", ".join(dict.fromkeys([run.encoding, *given])))
     return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
 
 

@@ -3,6 +3,8 @@
 import pytest
 from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 
+from bearings.reporting.reading import read_study
+
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
@@ -74,3 +76,21 @@ def test_values_that_a_study_compares_are_in_titles_and_the_legend(tmp_path, rep
     folder, out = report()
     assert "jsb-2 differs from jsb: trainer.steps 20 or 40 (not 20)" in out
     assert "jsb: steps=20 or 40," in (folder / "tables" / "across.csv").read_text()
+
+
+def test_compared_settings_with_the_same_last_name_are_both_in_the_label(tmp_path):
+    """A setting of the domain that is also part of the token store's content is named once."""
+    runs = study(tmp_path / "runs", "domain.length, data.length")
+    for content, data in ((256, 512), (512, 512), (512, 1024)):
+        given = f"domain.length={content}", f"data.length={data}"
+        path = make_run(runs, "rope", 0, *given, domain="mqrar", units=("answer",), correct=1.0)
+        for name in ("config.yaml", "manifest.json"):
+            text = (path / name).read_text()
+            text = text.replace("content: {}", f"content:\n  length: {content}")
+            (path / name).write_text(text.replace('"content": {}', f'"content": {{"length": {content}}}'))
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert sorted(each.label for each in comparison.contestants) == [
+        "rope, length=256, length=512",
+        "rope, length=512",
+        "rope, length=512, length=1024",
+    ]
