@@ -23,11 +23,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def on_all_cores(function: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
-    """`function` of each item, in order. Items that take longest should come first.
+def on_all_cores(
+    function: Callable[[Item], Made], items: Sequence[Item], size: Callable[[Item], float] = lambda _: 0
+) -> list[Made]:
+    """`function` of each item, in order.
 
     On Linux, forked processes do the work: they share what `function` refers to, so it is neither copied nor pickled.
     It must not use PyTorch, whose threads do not survive a fork.
+
+    Args:
+        size: how large an item is. The largest are started first, so that none of them is left over at the end.
 
     Raises:
         UserError: a process was killed.
@@ -38,8 +43,9 @@ def on_all_cores(function: Callable[[Item], Made], items: Sequence[Item]) -> lis
     pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))
     try:
         with stopping.signals_blocked():  # the first submission starts the processes
-            made = [pool.submit(_call, item) for item in items]
-        return [each.result() for each in made]
+            largest_first = sorted(range(len(items)), key=lambda place: -size(items[place]))
+            made = {place: pool.submit(_call, items[place]) for place in largest_first}
+        return [made[place].result() for place in range(len(items))]
     except BrokenProcessPool as error:
         raise UserError("a worker process was killed: free memory and rerun the command") from error
     finally:

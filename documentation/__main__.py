@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 from .encodings import readme_with_table
 from .stub import STUB, stub
 
@@ -15,8 +15,7 @@ def main() -> None:
         if path.exists() and path.read_text(encoding="utf-8") == after:
             print(f"{path}: up to date")
             continue
-        with written_whole(path) as file:
-            file.write(after)
+        write_text(path, after)
         print(f"wrote {path}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..core.theme import DARK, LIGHT, PLAIN
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text
 from .answers import Answer
 from .drawing import Plot
 from .samples import Sample, data_uri
@@ -67,8 +67,7 @@ def write_page(
         is_wide=_is_wide,
         sort_value=sort_value,
     )
-    with written_whole(path) as file:
-        file.write(text)
+    write_text(path, text)
 
 
 def is_page(path: Path) -> bool:

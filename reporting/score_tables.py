@@ -74,20 +74,14 @@ def across_table(found: Sequence[Score], baselines: Mapping[tuple[str, str], Map
     return Table("across", "All comparisons", columns, rows, _pairing_notes(found), main)
 
 
-def subsets_table(comparison: Comparison, split: str, reference: str, margin: float | None) -> Table | None:
-    """Scores on subsets of a test split (`Domain.subset`); None if it has none.
-
-    Args:
-        reference: the encoding or label that the others are compared with.
-        margin: margin of equivalence in nats/token; None for the domain's default.
-    """
+def subsets_table(comparison: Comparison, split: str, reference: str) -> Table | None:
+    """Scores on subsets of a test split (`Domain.subset`), compared with `reference`; None if it has no subsets."""
     run, rows, every = comparison.any_run, [], []
-    margin = comparison.margin if margin is None else margin
     names = np.array([run.domain.subset(run.config["content"], name) or "" for name in run.records[split].documents])
     for subset in sorted({*names.tolist()} - {""}):
         chosen = names == subset
         part = _restricted(comparison, split, chosen)
-        found = [each for each in scores(part, split, reference, margin) if each.chosen]
+        found = [each for each in scores(part, split, reference, comparison.margin) if each.chosen]
         clusters = len(np.unique(part.any_run.records[split].clusters))
         sizes = {"subset": subset, "documents": int(chosen.sum()), "clusters": clusters}
         rows += [sizes | _score_row(each) for each in sorted(found, key=lambda each: each.nats.value)]

@@ -60,10 +60,9 @@ class Sections:
         Raises:
             UserError: a process that makes sections was killed.
         """
-        largest_first = sorted(range(len(self._comparisons)), key=lambda i: -len(self._comparisons[i].contestants))
-        made = dict(zip(largest_first, on_all_cores(self._section, largest_first), strict=True))
-        overview = [self._overview()] if self._found else []
-        return [*overview, *(made[i] for i in range(len(self._comparisons)))]
+        numbers = range(len(self._comparisons))
+        sections = on_all_cores(self._section, numbers, lambda i: len(self._comparisons[i].contestants))
+        return [*([self._overview()] if self._found else []), *sections]
 
     def _overview(self) -> Section:
         baselines = {key: each for key, (each, _) in self._baselines.items()}
@@ -86,7 +85,7 @@ class Sections:
             notes = comparison_notes(comparison, split, self._reference, self._margin)
             notes += [absent] if absent else []
             shown += [domain_table(here, baselines, notes), difference_table(here)]
-            shown.append(subsets_table(comparison, split, self._reference, self._margin))
+            shown.append(subsets_table(comparison, split, self._reference))
             stem = folder / f"{comparison.slug}-{split}-forest"
             drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
             findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self._reference))

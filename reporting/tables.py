@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table as ConsoleTable
 
 from ..core.terminal import printable
-from ..core.whole_files import written_whole
+from ..core.whole_files import write_text, written_whole
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # spreadsheets run cells that begin with these
 LEFT = (  # keys of text columns, which are aligned left
@@ -153,8 +153,7 @@ class Table:
     def write(self, folder: Path) -> None:
         """Write `folder/<slug>.csv` with unrounded values, and `folder/<slug>.md`."""
         write_csv(folder / f"{self.slug}.csv", self.rows)
-        with written_whole(folder / f"{self.slug}.md") as file:
-            file.write(self.markdown())
+        write_text(folder / f"{self.slug}.md", self.markdown())
 
 
 def as_markdown(text: str) -> str:

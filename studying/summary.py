@@ -40,13 +40,8 @@ IN_README = {
     "model": ("pope", "path"),
 }
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
-PLOTS = (
-    "differences.svg",
-    "take-off.svg",
-    "lengths.svg",
-    "loss.svg",
-    "attention.svg",
-)  # a study keeps the first two that it has
+# A study keeps the first two that it has.
+PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
     **{key: COST[key] for key in ("flops_per_token", "tokens_per_s", "peak_memory_bytes")},
@@ -222,7 +217,7 @@ def _further(study: Study, reference: str) -> list[Table]:
     """Tables of subsets, take-off, zero-shot benchmarks, and files that were scored with other context lengths."""
     tables = []
     for comparison in study.comparisons:
-        tables += [subsets_table(comparison, split, reference, None) for split in comparison.splits]
+        tables += [subsets_table(comparison, split, reference) for split in comparison.splits]
         if len(comparison.contestants) <= MOST:
             tables.append(take_off_table(comparison, reference))
         tables += zero_shot_tables(comparison, reference)

@@ -112,10 +112,9 @@ def _report(session: Command, folder: Path) -> None:
 
 def _report_all(session: Command) -> None:
     before, names = README.read_text(encoding="utf-8"), recorded()
-    largest_first = sorted(names, key=lambda name: -sum(file.stat().st_size for file in (STUDIES / name).glob("*")))
-    made = on_all_cores(write_summary, [STUDIES / name for name in largest_first])
-    outcomes = dict(zip(largest_first, made, strict=True))
-    pages = _pages(before, {name: outcomes[name] for name in names})
+    folders = [STUDIES / name for name in names]
+    made = on_all_cores(write_summary, folders, lambda folder: sum(file.stat().st_size for file in folder.glob("*")))
+    pages = _pages(before, dict(zip(names, made, strict=True)))
     for path, text in pages.items():
         write_text(path, text)
     written = " and ".join(map(str, pages))
