@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
 from bearings.core import cores as module
 from bearings.core.cores import cores, on_all_cores
@@ -65,9 +64,8 @@ cores.cores = lambda: 2
 folder = pathlib.Path({str(tmp_path)!r})
 cores.on_all_cores(lambda item: (folder / str(os.getpid())).touch() or time.sleep(item), [600, 600])
 """
-    started = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(REPOSITORY.parent)}
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    started = subprocess.Popen([sys.executable, "-c", program], env=environment)
     end = time.monotonic() + 60
     while len([*tmp_path.iterdir()]) < 2 and time.monotonic() < end:
         time.sleep(0.05)
