@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .scores import Score
+from .scores import FEW_SEEDS, Score
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant, parenthesised
 from .tables import p_value, plural
@@ -105,7 +105,7 @@ def _decided(score: Score) -> bool:
 def _clause(score: Score) -> str:
     """One model compared with its reference, worded to match the verdict."""
     model, reference, verdict = name_of(score, score.contestant), name_of(score, score.against), score.verdict
-    if verdict == "not enough seeds":
+    if verdict == FEW_SEEDS:
         apart = score.against is not None and min(len(score.contestant.runs), len(score.against.runs)) >= FEWEST_SEEDS
         needed = f"a test needs {FEWEST_SEEDS} seeds {'that both have' if apart else 'of each'}"
         return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)

@@ -44,9 +44,8 @@ def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contest
     for domain, title in titles.items():
         here = [score for score in found if score.comparison.domain == domain]
         for row in forest_rows(here, percent=True):
-            interval = row["both"] or row["clusters"]
             label = f"{title}: {row['model'].rpartition(': ')[2]}"
-            rows.append({**row, "model": label, "both": interval, "seeds": None, "clusters": None})
+            rows.append({**row, "model": label, "seeds": None, "clusters": None})
     figure = Figure(figsize=(5.6, 5.7), layout="constrained")
     axes = figure.add_subplot()
     draw_forest(axes, rows, [row["model"] for row in rows], edge=max(map(reach, rows)))

@@ -21,6 +21,7 @@ from .statistics import (
 from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing, short
 
 ALPHA = 1 - CONFIDENCE
+FEW_SEEDS = "not enough seeds"  # verdict
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Score:
             return "no reference"
         common = self.contestant.runs.keys() & self.against.runs.keys()
         if (self.difference.pairs if self.difference else len(common)) < FEWEST_SEEDS:
-            return "not enough seeds"
+            return FEW_SEEDS
         if self.part:
             return "pooled"
         different, alike = (p is not None and p < ALPHA for p in (self.holm_p, self.holm_equivalence_p))
