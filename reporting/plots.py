@@ -88,10 +88,16 @@ def cost_rows(found: Sequence[Score]) -> list[Row]:
 
 
 def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> list[str]:
-    """Draw a point and its interval for each row. Returns the models that are above the frame.
+    """Draw a point and its interval for each row, and the Pareto front. Returns the models that are above the frame.
 
     Models without a style are small grey points without a name.
     """
+    front: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["mflops_per_token"], row["mean"])):
+        if not front or row["mean"] < front[-1]["mean"]:
+            front.append(row)
+    corners = [row["mflops_per_token"] for row in front], [row["mean"] for row in front]
+    axes.step(*corners, where="post", color=QUIET, linewidth=0.8, zorder=1)
     named = [row for row in rows if row["model"] in styles]
     if others := [row for row in rows if row["model"] not in styles]:
         points = [row["mflops_per_token"] for row in others], [row["mean"] for row in others]
@@ -125,7 +131,10 @@ def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, ti
     above = draw_cost(axes, rows, styles)
     axes.set(xlabel="compute, MFLOP per token (forward and backward)", ylabel="nats/token (lower is better)")
     figure.legend(loc="outside right upper")
-    caption = "Towards the lower left: better and cheaper. Line: 95 % interval over seeds."
+    caption = (
+        "Towards the lower left: better and cheaper. Line: 95 % interval over seeds. Steps: the Pareto front, through "
+        "the models that no cheaper model matches."
+    )
     if above:
         caption += f" Above the frame: {', '.join(map(parenthesised, above))}; the table has the numbers."
     return write_plot(figure, stem, rows, title, caption)

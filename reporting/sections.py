@@ -17,6 +17,7 @@ from .legible import legible, noted, references_of
 from .lengths import files_table, lengths_of, names_of, split_table
 from .mechanisms import portrait_plots
 from .page import Section
+from .ranking import ranking_of, ranking_plot, ranking_table
 from .remarks import comparison_notes, costs, counted_verdicts, failures, validation_losses
 from .runs import runs_table
 from .sample_drift import drift_plot
@@ -69,8 +70,13 @@ class Sections:
         forest = forest_plot(
             self._found, self._folder / "across-forest", "Differences of all comparisons", percent=True
         )
-        table, findings = across_table(self._found, baselines), {"across-forest": counted_verdicts(self._found)}
-        return Section("across", "Overview", "", [table], _present([forest]), [], findings)
+        tables, drawn = [across_table(self._found, baselines)], [forest]
+        findings = {"across-forest": counted_verdicts(self._found)}
+        if ranking := ranking_of(self._found):
+            tables.append(table := ranking_table(ranking))
+            drawn.append(ranking_plot(ranking, self._folder))
+            findings[table.slug] = ranking.finding
+        return Section("across", "Overview", "", tables, _present(drawn), [], findings)
 
     def _section(self, number: int) -> Section:
         comparison, pictured = self._comparisons[number], self._pictured[number]

@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 import pretty_midi
 import pytest
+from matplotlib.figure import Figure
 from report_support import (  # noqa: F401
     BETTER,
     DELTA,
@@ -360,3 +361,12 @@ def test_models_of_other_lengths_are_measured_from_their_own(tmp_path, report):
         drawn = (folder / "plots" / f"{plot}.svg").read_text()
         assert "trained: 32" in drawn
         assert "trained: 64" in drawn
+
+
+def test_pareto_front_has_the_models_that_no_cheaper_model_matches():
+    costs = {"a": (10, 3.0), "b": (20, 3.1), "c": (30, 2.0), "d": (30, 2.5), "e": (40, 2.0)}
+    rows = [{"model": m, "mflops_per_token": at, "mean": mean, "interval": None} for m, (at, mean) in costs.items()]
+    axes = Figure().add_subplot()
+    plots.draw_cost(axes, rows, {})
+    front = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
+    assert list(zip(*front.get_data(), strict=True)) == [costs["a"], costs["c"]]

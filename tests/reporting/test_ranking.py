@@ -1,0 +1,58 @@
+"""Mean ranks over data sets and their critical difference."""
+
+import itertools
+
+import numpy as np
+import pytest
+from report_support import make_run, report_task, rows_of  # noqa: F401
+from scipy import stats
+
+from bearings.reporting.ranking import Ranking
+
+
+def ranking(ranks):
+    ranks = np.array(ranks, float)
+    return Ranking(tuple("abcdefghij"[: len(ranks)]), tuple(map(str, range(ranks.shape[1]))), ranks)
+
+
+@pytest.mark.parametrize("sets", [2, 3, 4])
+def test_critical_difference_is_that_of_all_orders(sets):
+    orders = list(itertools.permutations((1, 2, 3)))
+    widths = [np.ptp(np.sum(each, 0)) / sets for each in itertools.product(orders, repeat=sets)]
+    expected = [width for width in sorted({*widths}) if np.mean([other >= width for other in widths]) <= 0.05]
+    found = ranking([[place] * sets for place in (1, 2, 3)]).critical
+    assert found == (pytest.approx(expected[0]) if expected else None)
+
+
+def test_critical_difference_is_that_of_nemenyi_with_many_data_sets():
+    models, sets = 6, 60
+    expected = stats.studentized_range.ppf(0.95, models, np.inf) / np.sqrt(2) * np.sqrt(models * 7 / (6 * sets))
+    assert ranking([[place] * sets for place in range(1, 7)]).critical == pytest.approx(expected, rel=0.03)
+
+
+def test_tied_scores_share_a_rank():
+    """Two of three models that are always equal leave three orders, of which chance repeats one more often."""
+    assert ranking([[1.5] * 3, [1.5] * 3, [3] * 3]).critical is None
+    assert ranking([[1] * 3, [2] * 3, [3] * 3]).critical == 2
+
+
+def test_groups_are_the_largest_without_a_significant_difference():
+    found = ranking([[1] * 12, [2] * 12, [3] * 12, [4] * 12])
+    assert 1 < found.critical < 2
+    assert found.groups == [(0, 1), (1, 2), (2, 3)]
+    assert found.finding == "Lowest mean rank: a, 1.00. Not significantly higher: b."
+    apart = ranking([[1] * 40, [2] * 40, [3] * 40])
+    assert apart.groups == []
+    assert apart.finding.endswith("higher: none.")
+
+
+def test_report_ranks_models_that_all_domains_have(tmp_path, report):
+    domains = {"jsb": (), "maestro": (), "genome": (), "text": ()}
+    for domain in domains:
+        for encoding in ("rope", "pope", "path"):
+            make_run(tmp_path / "runs", encoding, 0, domain=domain)
+    make_run(tmp_path / "runs", "nope", 0)
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "across-ranking.csv")
+    assert {*rows} == {"rope", "pope", "path"}
+    assert (folder / "plots" / "across-ranking.svg").exists()
