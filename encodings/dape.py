@@ -128,6 +128,11 @@ class DAPE(RowEncoding):
     def block_queries(self, batch: int, keys: int) -> int:
         return queries_in_block(batch, max(self.inputs, self.hidden), keys)
 
+    def block_values(self, rows: int) -> int:
+        # The larger of two peaks in the backward pass, measured on a CPU.
+        taps = 5 * self.hidden + self.inputs + 3 * self.heads if self.kernel > 1 else 0
+        return rows * max(4 * (self.hidden + self.inputs), taps)
+
     def attention_flops(self, length: int) -> float:
         weights = self.hidden_weight.numel() + self.output_weight.numel()
         return super().attention_flops(length) + 2.0 * weights * self.pairs_seen(length)

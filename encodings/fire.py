@@ -92,6 +92,10 @@ class FIRE(RowEncoding, DistanceBias):
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
         return block.dots(self.head_dim**-0.5) + self.bias_of(block, *tensors)
 
+    def block_values(self, rows: int) -> int:
+        # Hidden units, which rows share unless they are packed: values, and gradients after and before the ReLU.
+        return max(super().block_values(rows), 3 * self.hidden_bias.numel() + self.heads * (rows + 2))
+
     def attention_flops(self, length: int) -> float:
         hidden = self.hidden_bias.numel()
         return super().attention_flops(length) + length * (length + 1) * hidden * (1 + self.heads)

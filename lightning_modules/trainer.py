@@ -52,9 +52,7 @@ class TrainerSettings:
         self.device = torch.device("cpu")
         if cuda:
             self.device = torch.device("cuda", torch.cuda.current_device() if place is None else place)
-        if precision == "auto":
-            precision = "bf16-mixed" if cuda and torch.cuda.is_bf16_supported() else "32-true"
-        self.precision = precision
+        self.precision = precision_on(accelerator, precision)
         if self.cuda_graphs is True and self.against_graphs:
             raise ValueError(f"cuda_graphs=true: {self.against_graphs}; use cuda_graphs=auto or false")
 
@@ -80,3 +78,11 @@ class TrainerSettings:
     def replicas(self) -> int:
         """Number of parts into which the rows of a batch are split."""
         return self.ranks // self.context_parallel
+
+
+def precision_on(accelerator: str, precision: str) -> str:
+    """`TrainerOptions.precision` with `auto` resolved for this machine."""
+    if precision != "auto":
+        return precision
+    cuda = accelerator != "cpu" and torch.cuda.is_available()
+    return "bf16-mixed" if cuda and torch.cuda.is_bf16_supported() else "32-true"

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.words import plural
 from .scores import FEW_SEEDS, Score
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant, parenthesised
-from .tables import p_value, plural
+from .tables import p_value
 
 MOST = 8  # clauses of a result; of more, those that are undecided are counted
 LEGEND = "Percentages are of the reference's nats/token, where lower is better; 95 % intervals are in parentheses."

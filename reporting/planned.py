@@ -16,12 +16,14 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
 from ..core.checked_files import DAMAGE, read_csv, why
-from ..core.errors import UserError, nearest, one_line
+from ..core.errors import UserError, nearest, nearest_key, one_line
 from ..core.plain_yaml import read_yaml
 from ..session.explaining import explain
 from ..session.identity import incidental
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
+from ..session.settings import known_keys
+from ..session.trust import trusted
 from .claims import read_claims
 from .finished import Run
 from .study import MISSING, Trouble
@@ -53,8 +55,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     would change the answer, are text. Keys without a value are ignored.
 
     Raises:
-        UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; a line sets
-            a key that is not part of a run's configuration; or the lines list more than MOST_RUNS runs.
+        UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; `variants` or
+            `compare` names a setting that no run can have; a line sets a key that is not part of a run's configuration;
+            or the lines list more than MOST_RUNS runs.
     """
     try:
         found = read_yaml(folder / LIST, LARGEST)
@@ -71,8 +74,12 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
                 raise TypeError(f"{key} must be a list of {of}")
         for key in ("variants", "compare"):
-            if wrong := [each for each in found.get(key, []) if not SETTING.fullmatch(each)]:
-                raise TypeError(f"{key}: {wrong[0]} must be GROUP.KEY, such as trainer.precision")
+            for each in found.get(key, []):
+                if not SETTING.fullmatch(each):
+                    raise TypeError(f"{key}: {each} must be GROUP.KEY, such as trainer.precision")
+                if each not in known_keys() and not trusted():  # classes of trusted packages have other keys
+                    near = nearest_key(each, known_keys()).strip() or "`python main.py --cfg job` lists all keys"
+                    raise TypeError(f"{key}: {each}: unknown key; {near}")
         for key in ("question", "would_change", "search"):
             if not isinstance(found.get(key, ""), str):
                 raise TypeError(f"{key} must be text")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from scipy.stats import norm
 
+from ..core.words import plural
 from .answers import name_of, title_of
 from .intervals import TAIL, t_quantile
 from .scores import ALPHA, Score
 from .statistics import Difference
-from .tables import plural
 
 MOST = 100  # seeds
 

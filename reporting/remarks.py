@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from ..core.words import plural
 from .answers import LEGEND
 from .finished import COMPILED
 from .score_tables import CLUSTERS
 from .scores import Score
 from .statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Comparison, parenthesised
-from .tables import Table, plural
+from .tables import Table
 
 
 def remarks() -> list[str]:

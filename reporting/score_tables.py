@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.words import plural
 from ..domains.records import Records
 from ..domains.unit_labels import unit_label
 from .scores import Score, scores
 from .statistics import Difference
 from .study import Comparison, parenthesised
-from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, plural, wrong
+from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, wrong
 
 BASELINE = "baseline"
 CLUSTERS = "clusters only"

@@ -235,8 +235,3 @@ def percentage(proportion: float) -> str:
 def percentages(pair: tuple[float, float]) -> str:
     """An interval of a proportion, as text in per cent."""
     return f"{100 * pair[0]:.0f} to {100 * pair[1]:.0f} %"
-
-
-def plural(count: int, noun: str) -> str:
-    """`count` with its noun, as "1 seed" or "3 seeds"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..core.words import plural
 from ..domains.items import Items
 from ..session.item_files import read_items
 from ..zeroshot.benchmarks import BENCHMARKS
 from ..zeroshot.results import COLUMNS, scores_of
 from .statistics import FEWEST_CLUSTERS, by_cluster, difference
 from .study import Comparison
-from .tables import Row, Table, interval, plural
+from .tables import Row, Table, interval
 
 BLOCKS = 400  # maximum number of blocks of items that are resampled
 MARGIN = 0.01  # of equivalence; required by `difference`, whose equivalence tests are not shown

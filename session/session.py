@@ -19,7 +19,7 @@ from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.evaluation import Evaluation
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.outline import outlined
-from ..lightning_modules.trainer import TrainerSettings
+from ..lightning_modules.trainer import TrainerSettings, precision_on
 from ..lightning_modules.transformer import Transformer
 from .command import Command
 from .configuration import build
@@ -47,12 +47,12 @@ class Session(Command):
         return session
 
     def check(self) -> None:
-        """Build all parts that need no data; add `content` and the resolved precision to `config`.
+        """Build all parts that need no data, and `identify` the run.
 
         Raises:
-            UserError: values contradict each other.
+            UserError: values contradict each other, or this machine cannot train the run.
         """
-        domain, settings, data = self.domain, self.settings, self.data
+        settings, data = self.settings, self.data
         if data.batch_size % settings.replicas:
             what = "processes" if settings.context_parallel == 1 else "groups of processes"
             raise UserError(
@@ -60,16 +60,27 @@ class Session(Command):
                 f"must be a multiple of {settings.replicas}"
             )
         _ = self.evaluation
-        # Resolve `auto`: it can mean bf16 or float32, which give different results.
-        self.config = {**self.config, "trainer": {**self.config["trainer"], "precision": settings.precision}}
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
         refuse_unshared_rows(self.settings, self.data, transformer)
         self.plans(transformer)
         check_start(self.config, settings, transformer)
-        if "content" not in self.config:  # last, because it reads all the data
-            check_vocabulary(self.config, domain.vocabulary)
-            self.config = {**self.config, "content": domain.content()}
+        self.identify()  # last, because it reads all the data
+
+    def identify(self) -> None:
+        """Complete `config` by what the run's name depends on: `content` and the resolved precision.
+
+        It does not depend on the machine, except for precision=auto, which can mean bf16 or float32.
+
+        Raises:
+            UserError: the data cannot be read, or do not fit the pretrained model.
+        """
+        trainer = self.config["trainer"]
+        precision = precision_on(trainer["accelerator"], trainer["precision"])
+        self.config = {**self.config, "trainer": {**trainer, "precision": precision}}
+        if "content" not in self.config:
+            check_vocabulary(self.config, self.domain.vocabulary)
+            self.config = {**self.config, "content": self.domain.content()}
 
     @cached_property
     def domain(self) -> Domain:

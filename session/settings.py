@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -12,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from ..core.options import Folder, Options, defaults_of
+from ..core.options import Folder, Options, defaults_of, options_of
 from ..lightning_modules.options import (
     DataOptions,
     EvaluationOptions,
@@ -94,6 +95,19 @@ def declared(target: Any, group: str) -> type:
     owner = next(each for each in found.__mro__ if "__init__" in vars(each))
     inherited = owner not in (found, object) and options_for(f"{owner.__module__}.{owner.__qualname__}", group)
     return inherited or found
+
+
+@cache
+def known_keys() -> list[str]:
+    """Every key `GROUP.NAME` that a run's configuration can have, with any of the files in configs/."""
+    found = {f"{group}.{name}" for group, options in OWN.items() for name in options_of(options)}
+    for group in ("domain", "encoding"):
+        for file in (CONFIGS / group).glob("*.yaml"):
+            with suppress(Exception):  # errors in a file are reported when it is chosen
+                block: Any = OmegaConf.load(file)
+                names = {*block, *options_of(declared(block["_target_"], group))} - {"_target_", *GIVEN.get(group, ())}
+                found |= {f"{group}.{name}" for name in names}
+    return sorted(found)
 
 
 def register() -> None:

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..core.words import plural
 from ..reporting.planned import read_list
-from ..reporting.tables import Row, Table, plural
+from ..reporting.tables import Row, Table
 from .catalogue import STUDIES
 from .outcomes import Outcome
 

@@ -19,6 +19,7 @@ from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, wit
 from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental
+from ..session.matching import matched
 from ..session.overrides import as_setting, key_of
 from ..session.run_choices import choices_for, configuration_for
 from ..session.run_directory import RunDirectory
@@ -114,7 +115,8 @@ def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
 def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     """The runs of the study in `folder`, in the order of its list, or the searches that choose their settings.
 
-    All lines are checked, so that a mistake is reported before anything is trained.
+    All lines are checked, so that a mistake is reported before anything is trained. Runs with kept records need not be
+    possible on this machine.
 
     Args:
         folder: the study.
@@ -135,7 +137,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     found: dict[Path, Job] = {}
     search, searches = study.get("search", ""), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
-    checked: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is checked once
+    identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
+    checked: set[tuple] = set()
     follow = study.get("then", ())
     followed: dict[tuple, list[Mapping]] = {}  # by the chosen configuration files, so that each is composed once
     GlobalHydra.instance().clear()  # initialised by this command
@@ -143,29 +146,34 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
         for each, chosen in listed(folder):
             given = [*each, *(chosen or ()), *settings, as_setting("runs", runs)]
             unseeded = without_seed(given)
-            if unseeded not in checked:
+            if unseeded not in identified:
                 with _named(folder, each):
                     config, _ = _asked(given)
                     domain = repr(config["domain"])
-                    checked[unseeded] = Session.of({**config, **contents.get(domain, {})}).config
-                    contents[domain] = {"content": checked[unseeded]["content"]}
+                    session = Session(matched({**config, **contents.get(domain, {})}))
+                    session.identify()
+                    identified[unseeded], contents[domain] = session.config, {"content": session.config["content"]}
             seed = seed_of(given)
-            config = {**checked[unseeded], **({} if seed is None else {"seed": seed})}
+            config = {**identified[unseeded], **({} if seed is None else {"seed": seed})}
             run = RunDirectory.of(config)
             names = tuple(config["names"].items())
+            one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
+            kept = folder / "runs" / run.path.relative_to(runs)
+            planned = Planned(given, run.path, kept, [*follow], one_device, config["names"])
+            if unseeded not in checked and not planned.finished:  # records may come from a machine with other devices
+                with _named(folder, each):
+                    Session.of(config)
+                checked.add(unseeded)
             if names not in followed:
                 followed[names] = [_followed(folder, then, config["names"]) for then in follow]
             for then, configuration in zip(follow, followed[names], strict=True):
                 with _named(folder, then.split()):
                     configuration_for(run, configuration, then.split())
-            one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
-            if chosen is None:
-                if unseeded not in searches:
-                    searches[unseeded] = _search(folder, each, search, settings, runs, config)
-                    found[searches[unseeded].path] = searches[unseeded]
-            else:
-                kept = folder / "runs" / run.path.relative_to(runs)
-                found.setdefault(run.path, Planned(given, run.path, kept, [*follow], one_device, config["names"]))
+            if chosen is not None:
+                found.setdefault(run.path, planned)
+            elif unseeded not in searches:
+                searches[unseeded] = _search(folder, each, search, settings, runs, config)
+                found[searches[unseeded].path] = searches[unseeded]
     return list(found.values())
 
 

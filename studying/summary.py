@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from ..core.whole_files import write_text
+from ..core.words import plural
 from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
@@ -27,7 +28,7 @@ from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
-from ..reporting.tables import Row, Table, as_markdown, interval, p_value, plural, write_csv
+from ..reporting.tables import Row, Table, as_markdown, interval, p_value, write_csv
 from ..reporting.take_off import take_off_plot, take_off_table
 from ..reporting.zero_shot import zero_shot_tables
 from .catalogue import ROOT, STUDIES, studies

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.progress import shown
+from ..core.words import plural
 from ..domains.base import Domain
 from ..domains.store import UNSCORED, Store
 from ..lightning_modules.evaluation import autocast
 from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
 from ..reporting.sample_metrics import SAMPLE, TEST, measured, metrics_table, read_metrics, write_metrics
-from ..reporting.tables import plural
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task

@@ -32,7 +32,7 @@ class Study(Task):
     `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. A process trains up to `seeds` runs in turn that
     differ only in their seeds. If the list has a `search`, it chooses settings on the validation split first, and its
     results are added to `STUDY/tuning.csv`. Runs with kept records are not repeated, and stopped runs are resumed.
-    Records are kept in `STUDY/runs` as runs finish, and packed at the end.
+    Records are kept in `STUDY/runs` as runs finish, and packed at the end. Those found at the start are packed first.
 
     Args:
         options: fields of `StudyOptions`.
@@ -76,6 +76,8 @@ class Study(Task):
             settings.append(as_setting("stores", stores))
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
+        if not self.dry and pack(folder):  # records of another machine, which this one may be unable to train
+            _report(session, folder)
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
         before, failed = sys.maxsize, []
         while True:  # runs are planned after their searches; ends when a round completes no search

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...kernels.attention.rows import SCORES, Rows, attend_rows, queries_in_block
+from ...kernels.attention.rows import Rows, attend_rows, queries_in_block
 from ...kernels.choice import Needs
 from ..base import Encoding
 from ..contract.context import Context
@@ -60,6 +60,11 @@ class RowEncoding(Encoding):
 
     def scratch_bytes(self, rows: int, queries: int, keys: int) -> int:
         # In float32: the tensors of a block, k and v by head, and the sums of the gradients of q, k and v.
-        scores = min(SCORES, rows * self.heads * queries * keys)
+        most = self.block_queries(rows, keys) or queries_in_block(rows, self.heads, keys)
+        pairs = min(queries, most) * keys
         vectors = rows * (self.heads * queries + 4 * self.kv_heads * keys)
-        return 4 * (self.block_tensors * scores + vectors * self.head_dim)
+        return 4 * (self.block_values(rows) * pairs + vectors * self.head_dim)
+
+    def block_values(self, rows: int) -> int:
+        """How many values the backward pass holds at once for each query and key of a block, in all `rows`."""
+        return self.block_tensors * self.heads * rows

@@ -1,11 +1,16 @@
 """The memory that is estimated before training on a CPU is what a step takes at its peak."""
 
+from functools import partial
+
 import pytest
 import torch
 from encodings_support import MECHANISMS, one_thread  # noqa: F401
 from torch.profiler import ProfilerActivity, profile
 from transformer_support import shipped
 
+from bearings.encodings.contract.context import Context
+from bearings.encodings.dape import DAPE
+from bearings.encodings.fire import FIRE
 from bearings.kernels.attention import rows as row_blocks
 from bearings.lightning_modules import working_memory
 from bearings.lightning_modules.cost import training_memory
@@ -63,3 +68,30 @@ def test_long_rows_are_estimated_from_short_ones_and_the_size_of_a_block(name, m
     monkeypatch.setattr(working_memory, "MEASURED", 128)
     monkeypatch.setattr(row_blocks, "SCORES", 2**17)  # 6 rows of 320 tokens take several blocks
     check(name, 6, 320, within=0.2)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("scores", [2**24, 2**16])  # one block, and several
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        partial(FIRE, hidden=8),
+        FIRE,
+        partial(FIRE, hidden=64),
+        DAPE,
+        partial(DAPE, kernel=1, hidden=8),
+        partial(DAPE, bias="none", hidden=64),
+    ],
+)
+def test_hidden_units_of_a_bias_are_part_of_the_scratch_memory(encoding, scores, rows, monkeypatch):
+    monkeypatch.setattr(row_blocks, "SCORES", scores)
+    heads, channels, length = 4, 2, 256
+    module = encoding(heads * channels, heads, heads, channels)
+    x = torch.randn(rows, length, heads * channels)
+    q, k, v = (torch.randn(rows, length, heads, channels, requires_grad=True) for _ in range(3))
+    context = Context.of(module, q)
+    with working_memory.LiveBytes() as live:
+        out = module(x, q, k, v, context)
+        saved = live.now
+        out.sum().backward()
+    assert module.scratch_bytes(rows, length, length) == pytest.approx(live.peak - saved, rel=0.2)

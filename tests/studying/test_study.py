@@ -4,13 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from command_support import run_command  # noqa: F401
+from conftest import composed
 from report_support import make_run, undrawn  # noqa: F401
 from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.reporting.planned import expanded
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
 from bearings.studying import catalogue, keeping, planning, running
 
 
@@ -148,6 +152,27 @@ def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypa
     assert command("study=study") == "1 of 1 runs are finished\n"
     command("study=study", "task.report=true")
     assert {path: path.read_bytes() for path in (tmp_path / "study").iterdir()} == before
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("setting", ["encoding.implementation=cudnn", "trainer.accelerator=gpu", "trainer.devices=0"])
+def test_kept_records_do_not_need_the_hardware_that_trained_them(tmp_path, command, setting):
+    (tmp_path / "study").mkdir()
+    file = tmp_path / "study" / "study.yaml"
+    file.write_text(f"runs:\n  - experiment=debug trainer.precision=bf16-mixed seed=0 encoding=rope {setting}\n")
+    config = composed("experiment=debug", "encoding=rope", "trainer.precision=bf16-mixed", "seed=0", setting)
+    session = Session(config | {"names": {"domain": "jsb", "encoding": "rope", "model": "small"}})
+    session.identify()
+    kept = tmp_path / "study" / RunDirectory.of(session.config).path
+    made = make_run(tmp_path / "made", "rope", 0)
+    keeping.keep_in_study(made, kept)
+    assert command("study=study") == "wrote study/README.md\n1 of 1 runs are finished\n"
+    assert not kept.exists()
+    assert "| rope |" in (tmp_path / "study" / "README.md").read_text()
+    file.write_text(file.read_text().replace("seed=0", "seed=0,1"))
+    with pytest.raises(UserError, match=rf"study\.yaml, .* seed=1 .*: {setting.replace('.', '[.]')}: "):
+        command("study=study")
 
 
 def test_an_installed_package_is_left_as_it_is(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 """study.yaml may come from someone else: its lines set keys of runs and tasks, within bounds, and nothing else."""
 
+import re
 import time
+from contextvars import Context
 
 import pytest
 import yaml
@@ -9,6 +11,7 @@ from trust_support import modules  # noqa: F401
 from bearings.core.errors import UserError
 from bearings.reporting.planned import MOST_RUNS, expanded, read_list
 from bearings.reporting.reading import read_study
+from bearings.session.trust import trusting
 from bearings.studying import planning as studies
 
 
@@ -77,6 +80,31 @@ def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": [f"seed=range(0,{MOST_RUNS})", "seed=0"]}))
     with pytest.raises(UserError, match=f"may have at most {MOST_RUNS:,} runs"):
         read_list(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["compare", "variants"])
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("optimizer.learning_rat", "unknown key; did you mean optimizer.learning_rate?"),
+        ("trainer.precison", "unknown key; did you mean trainer.precision?"),
+        ("trainer.precision.x", "unknown key; `python main.py --cfg job` lists all keys"),
+        ("model.steps", "unknown key; did you mean trainer.steps?"),
+        ("domain.qqqq", "unknown key; `python main.py --cfg job` lists all keys"),
+    ],
+)
+def test_a_key_that_no_run_can_have_is_refused(tmp_path, entry, key, message):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], entry: ["data.length", key]}))
+    with pytest.raises(UserError, match=re.escape(f"({entry}: {key}: {message})")):
+        Context().run(read_list, tmp_path)  # without the packages that all tests trust
+    with trusting("mine"):  # its classes can have any options
+        assert read_list(tmp_path)[entry][1] == key
+
+
+def test_a_key_that_only_some_runs_have_can_be_compared(tmp_path):
+    keys = ["domain.pool", "domain.path", "encoding.delta_init", "encoding.implementation", "model.residual_in_fp32"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], "compare": keys}))
+    assert Context().run(read_list, tmp_path)["compare"] == keys
 
 
 def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
