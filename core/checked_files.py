@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from .packed_paths import PackedPath
+
 # Exceptions raised when reading or parsing a damaged file.
 DAMAGE = (
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError),
@@ -104,12 +106,14 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file, read-only, by name.
+    """The arrays in an .npz file, read-only, by name. Those of a packed file are returned as they are in memory.
 
     Raises:
         ValueError, zipfile.BadZipFile: a member is not an array, has another size than it declares, does not match its
             checksum, or all arrays need more than MOST_RECORDS bytes.
     """
+    if isinstance(path, PackedPath) and isinstance(path.content, dict):
+        return path.content
     with _opened(path, MOST_RECORDS) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if (total := sum(member.file_size for member in members)) > MOST_RECORDS:
