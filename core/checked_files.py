@@ -19,6 +19,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from .packed_paths import PackedPath
+
 # Exceptions raised when reading or parsing a damaged file.
 DAMAGE = (
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError),
@@ -67,26 +69,26 @@ def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -
     text = read_text(path)
     if growing:
         text = text[: text.rfind("\n") + 1]
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    names = list(reader.fieldnames or [])
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names = next(reader, [])
     if lacking := [name for name in columns if name not in names]:
         raise ValueError(f"the column {lacking[0]} is missing")
     if len({*names}) < len(names) or not all(map(NAME.fullmatch, names)):
         raise ValueError(f"its header {','.join(names)[:60]} is not a list of distinct names")
-    rows = list(islice(reader, MOST_ROWS + 1))
+    rows = list(islice(filter(None, reader), MOST_ROWS + 1))  # without empty lines
     if len(rows) > MOST_ROWS:
         raise ValueError(f"it has more than {MOST_ROWS:,} rows")
     for row in rows:
-        if None in row or None in row.values():
-            raise ValueError(f"the row {','.join(str(each) for each in row.values() if each is not None)} is cut")
-    return rows
+        if len(row) != len(names):
+            raise ValueError(f"the row {','.join(row)} is cut")
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def whole(text: str) -> int:
     """A count in a text file. Raises ValueError unless `text` is an integer from 0 to 2^48 - 1."""
-    if not DIGITS.fullmatch(text) or int(text) >= 2**48:
+    if not DIGITS.fullmatch(text) or (value := int(text)) >= 2**48:
         raise ValueError(f"{text[:40]} is not a count")
-    return int(text)
+    return value
 
 
 def figure(text: str) -> float:
@@ -104,12 +106,14 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays in an .npz file, read-only, by name.
+    """The arrays in an .npz file, read-only, by name. Those of a packed file are returned as they are in memory.
 
     Raises:
         ValueError, zipfile.BadZipFile: a member is not an array, has another size than it declares, does not match its
             checksum, or all arrays need more than MOST_RECORDS bytes.
     """
+    if isinstance(path, PackedPath) and isinstance(path.content, dict):
+        return path.content
     with _opened(path, MOST_RECORDS) as file, zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         if (total := sum(member.file_size for member in members)) > MOST_RECORDS:

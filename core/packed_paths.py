@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import numpy as np
+
 if TYPE_CHECKING:
 
     class _Path(Path):
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
         def __new__(cls, *args: Any) -> Any: ...
 else:
     _Path = object
+
+
+Content = bytes | dict[str, np.ndarray]  # of a file; the arrays of an .npz file by name
 
 
 class PackedPath(_Path):
@@ -30,7 +35,7 @@ class PackedPath(_Path):
         below: path of the file or folder below the root.
     """
 
-    def __init__(self, place: Path, files: Mapping[str, bytes], below: PurePosixPath | None = None):
+    def __init__(self, place: Path, files: Mapping[str, Content], below: PurePosixPath | None = None):
         self._place, self.files, self._below = place, files, below or PurePosixPath()
 
     def _at(self, below: PurePosixPath) -> "PackedPath":
@@ -98,26 +103,31 @@ class PackedPath(_Path):
                 yield self._at(PurePosixPath(name))
 
     @cached_property
-    def _content(self) -> bytes:
+    def content(self) -> Content:
+        """The content as it is in memory. Raises FileNotFoundError if there is no such file."""
         try:
             return self.files[str(self._below)]
         except KeyError:
             raise FileNotFoundError(2, "No such file or directory", str(self)) from None
 
+    def read_bytes(self) -> bytes:
+        if isinstance(self.content, bytes):
+            return self.content
+        file, arrays = io.BytesIO(), dict[str, Any](self.content)
+        np.savez(file, **arrays)
+        return file.getvalue()
+
     def stat(self) -> SimpleNamespace:
         """`st_mode` and `st_size`."""
-        return SimpleNamespace(st_mode=stat.S_IFREG | 0o444, st_size=len(self._content))
+        return SimpleNamespace(st_mode=stat.S_IFREG | 0o444, st_size=len(self.read_bytes()))
 
     def open(self, mode: str = "rb") -> BinaryIO:
         if mode != "rb":
             raise ValueError(f"mode={mode}: files of a packed study can only be opened with mode=rb")
-        return io.BytesIO(self._content)
-
-    def read_bytes(self) -> bytes:
-        return self._content
+        return io.BytesIO(self.read_bytes())
 
     def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return self._content.decode(encoding, errors)
+        return self.read_bytes().decode(encoding, errors)
 
 
 AnyPath = Path | PackedPath

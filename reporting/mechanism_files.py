@@ -53,8 +53,10 @@ def _measurements(path: Path) -> list[dict[str, str]]:
     """Rows of a measurement: values over ranges of distances, positions or wavelengths."""
     values, most = SHARES.get(path.stem, NATS.get(path.stem, ())), 1.001 if path.stem in SHARES else LARGEST
     rows = read_csv(path, ("low", "high", *values))
+    different = {(row["low"], row["high"]) for row in rows}  # few, which all heads share
+    ranges = {(low, high) for low, high in different if whole(low) <= whole(high)}
     for row in rows:
-        if whole(row["low"]) > whole(row["high"]) or not all(0 <= figure(row[value]) < most for value in values):
+        if (row["low"], row["high"]) not in ranges or not all(0 <= figure(row[value]) < most for value in values):
             kind = "share of attention" if "mass" in values else "value"
             raise ValueError(f"the row {','.join(row.values())[:60]} has no valid {kind}")
     if path.stem in NATS and any(whole(row["low"]) < 1 or whole(row["elements"]) < 1 for row in rows):

@@ -1,7 +1,6 @@
 """A study's runs in two Parquet files: `runs.parquet` has a row per run, `records.parquet` a row per document."""
 
 import hashlib
-import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 from ..core.checked_files import DAMAGE, MOST_RECORDS, read_arrays, why
 from ..core.errors import UserError
-from ..core.packed_paths import PackedPath
+from ..core.packed_paths import Content, PackedPath
 from ..core.whole_files import written_whole
 from ..domains.records import FIELDS
 
@@ -47,7 +46,7 @@ WRITING = {
     **{"store_schema": False, "write_statistics": False},  # nothing reads them
 }
 
-Tree = Mapping[str, Mapping[str, bytes]]  # files by run and by path below the run's folder
+Tree = Mapping[str, Mapping[str, Content]]  # files by run and by path below the run's folder
 
 
 def packed_names(study: Path) -> set[str]:
@@ -89,21 +88,19 @@ def read_packed(study: Path) -> dict[str, PackedPath]:
         raise _damaged(study / RUNS, error) from error
 
 
-class _Files(Mapping[str, bytes]):
-    """Files of a run. Files of records are created when they are read."""
+class _Files(Mapping[str, Content]):
+    """Files of a run. Records are the arrays of their files, which are looked up when they are read."""
 
     def __init__(self, run: str, files: Mapping[str, bytes], digests: Mapping[str, str], records: "_RecordTable"):
         self._run, self._files, self._digests, self._records = run, files, digests, records
 
-    def __getitem__(self, name: str) -> bytes:
+    def __getitem__(self, name: str) -> Content:
         if name not in self._digests:
             return self._files[name]
-        arrays: dict[str, Any] = self._records.arrays(self._run, name)
+        arrays = self._records.arrays(self._run, name)
         if digest(arrays) != self._digests[name]:
             raise ValueError(f"its rows of {self._records.path} have changed since they were written")
-        file = io.BytesIO()
-        np.savez(file, **arrays)
-        return file.getvalue()
+        return arrays
 
     def __iter__(self) -> Iterator[str]:
         yield from self._files
@@ -121,6 +118,7 @@ class _RecordTable:
 
     def __init__(self, path: Path):
         self.path, self._table = path, _read(path, texts=TEXT_COLUMNS).unify_dictionaries().combine_chunks()
+        self._texts: dict[str, np.ndarray] = {}  # different values of a text column, in the order of its dictionary
         try:
             self._rows = self._found()
         except DAMAGE as error:
@@ -141,7 +139,7 @@ class _RecordTable:
         return found
 
     def arrays(self, run: str, name: str) -> dict[str, np.ndarray]:
-        """The arrays of the .npz file.
+        """The arrays of the .npz file, read-only.
 
         Raises:
             ValueError: its rows are missing or damaged.
@@ -149,7 +147,7 @@ class _RecordTable:
         try:
             here = self._rows[run, name]
             rows = self._table.slice(here.start, here.stop - here.start)
-            found = {field: _values(rows, column) for column, field in COLUMNS.items()}
+            found = {field: self._values(rows, column) for column, field in COLUMNS.items()}
             found["store"] = np.array(rows["store"][0].as_py())
             for prefix, (names, field) in NESTED.items():
                 columns = [
@@ -157,23 +155,26 @@ class _RecordTable:
                 ]
                 found[names] = np.array([each.removeprefix(f"{prefix}.") for each in columns], str)
                 empty = np.zeros((rows.num_rows, 0), TYPES.get(prefix, np.int64))
-                found[field] = np.stack([_values(rows, each) for each in columns], 1) if columns else empty
+                found[field] = np.stack([self._values(rows, each) for each in columns], 1) if columns else empty
+            for array in found.values():
+                array.setflags(write=False)
             return found
         except DAMAGE as error:
             raise ValueError(f"its rows of {self.path} cannot be read ({why(error)})") from error
 
-
-def _values(rows: pa.Table, column: str) -> np.ndarray:
-    values = rows[column]
-    if values.null_count:
-        raise ValueError(f"{column} has missing values")
-    if not pa.types.is_dictionary(values.type):
-        return values.to_numpy()
-    array = values.combine_chunks()
-    texts = np.array(array.dictionary.to_pylist(), str)
-    if texts.itemsize * len(array) > MOST_RECORDS:
-        raise ValueError(f"the text of {column} takes more than {MOST_RECORDS:,} bytes")
-    return texts[array.indices]
+    def _values(self, rows: pa.Table, column: str) -> np.ndarray:
+        values = rows[column]
+        if values.null_count:
+            raise ValueError(f"{column} has missing values")
+        if not pa.types.is_dictionary(values.type):
+            return values.to_numpy()
+        array = values.combine_chunks()
+        if column not in self._texts:
+            self._texts[column] = np.array(array.dictionary.to_pylist(), str)
+        texts = self._texts[column]
+        if texts.itemsize * len(array) > MOST_RECORDS:
+            raise ValueError(f"the text of {column} takes more than {MOST_RECORDS:,} bytes")
+        return texts[array.indices]
 
 
 def write_packed(study: Path, tree: Tree) -> None:
@@ -186,16 +187,17 @@ def write_packed(study: Path, tree: Tree) -> None:
     """
     tables, rows = [], []
     for run in sorted(tree):
-        files, digests = dict(tree[run]), {}
+        files, digests = tree[run], {}
+        root = PackedPath(study, files)
         for name in sorted(filter(SCORED.fullmatch, files), key=_place_of):
             try:
-                arrays = read_arrays(PackedPath(study, files) / name)
+                arrays = read_arrays(root / name)
                 digests[name] = digest(arrays)
                 tables.append(_table_of(run, name, arrays))
             except DAMAGE as error:
                 raise ValueError(f"{run}/{name} cannot be read ({why(error)})") from error
-        texts = {column: files.pop(file).decode() if file in files else None for column, file in TEXTS.items()}
-        others = sorted((name, content) for name, content in files.items() if name not in digests)
+        texts = {column: (root / file).read_text() if file in files else None for column, file in TEXTS.items()}
+        others = sorted((name, files[name]) for name in files.keys() - digests.keys() - {*TEXTS.values()})
         rows.append({"run": run, **texts, "files": others, "records": sorted(digests.items())})
     records = pa.concat_tables(tables, promote_options="default")
     texts: Any = [each.name for each in records.schema if pa.types.is_string(each.type)]

@@ -25,7 +25,7 @@ from .sample_metrics import metrics_of, metrics_table
 from .samples import distinct, samples_of
 from .score_tables import across_table, domain_table, subsets_table
 from .scores import Score
-from .study import Study, file_name
+from .study import Comparison, Study, file_name
 from .tables import Table
 from .take_off import take_off_plot, take_off_table
 from .variants import variants_of, variants_table
@@ -61,9 +61,16 @@ class Sections:
         Raises:
             UserError: a process that makes sections was killed.
         """
-        numbers = range(len(self._comparisons))
-        sections = on_all_cores(self._section, numbers, lambda i: len(self._comparisons[i].contestants))
-        return [*([self._overview()] if self._found else []), *sections]
+        numbers = [*([None] if self._found else []), *range(len(self._comparisons))]
+        return on_all_cores(self._section, numbers, self._size)
+
+    def _size(self, number: int | None) -> int:
+        """How many models a section shows. The overview has all scores."""
+        return len(self._found) if number is None else len(self._comparisons[number].contestants)
+
+    def _section(self, number: int | None) -> Section:
+        """The section of a comparison, or the overview if `number` is None."""
+        return self._overview() if number is None else self._compared(self._comparisons[number], self._pictured[number])
 
     def _overview(self) -> Section:
         baselines = {key: each for key, (each, _) in self._baselines.items()}
@@ -78,8 +85,7 @@ class Sections:
             findings[table.slug] = ranking.finding
         return Section("across", "Overview", "", tables, _present(drawn), [], findings)
 
-    def _section(self, number: int) -> Section:
-        comparison, pictured = self._comparisons[number], self._pictured[number]
+    def _compared(self, comparison: Comparison, pictured: Comparison) -> Section:
         styles, folder = self._styles, self._folder
         references = references_of(comparison, self._found)
         shown: list[Table | None] = []

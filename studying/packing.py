@@ -8,7 +8,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ..core.errors import UserError
-from ..core.packed_paths import PackedPath
+from ..core.packed_paths import Content, PackedPath
 from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, write_packed
 
 # All files of a kept copy.
@@ -82,7 +82,7 @@ def _refuse_loss(study: Path, tree: Tree, packed: dict[str, PackedPath]) -> None
                 )
 
 
-def _holds(back: Mapping[str, bytes], name: str, files: Mapping[str, bytes]) -> bool:
+def _holds(back: Mapping[str, Content], name: str, files: Mapping[str, Content]) -> bool:
     """Whether the file `name` is equal in `back` and `files`. Reading records verifies their digests."""
     try:
         content = back[name]

@@ -4,9 +4,9 @@ import math
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from ..core.errors import UserError
@@ -41,8 +41,8 @@ IN_README = {
     "model": ("pope", "path"),
 }
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
-# A study keeps the first two that it has.
 PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
+KEPT = 2  # of PLOTS, the first that a study has
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
     **{key: COST[key] for key in ("flops_per_token", "tokens_per_s", "peak_memory_bytes")},
@@ -79,7 +79,8 @@ def write_summary(folder: Path) -> Outcome:
     measured = measured_of(study)
     outcome = outcome_of(folder, study, found, measured)
     with tempfile.TemporaryDirectory() as place:
-        drawn = _drawn(study, found, measured, Path(place))
+        possible = _plots(study, found, measured, Path(place))
+        drawn = dict(islice(((name, plot) for name, plot in possible if plot is not None), KEPT))
         for name in PLOTS:
             (folder / name).unlink(missing_ok=True)
         for name, plot in drawn.items():
@@ -89,26 +90,23 @@ def write_summary(folder: Path) -> Outcome:
     return outcome
 
 
-def _drawn(study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path) -> dict[str, Plot]:
-    """The study's plots by file name; those that show one comparison show the largest."""
+def _plots(
+    study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path
+) -> Iterator[tuple[str, Plot | None]]:
+    """The plots in the order of PLOTS, each drawn when it is asked for; those of one comparison show the largest."""
     if not study.comparisons:
-        return {}
+        return
     number = largest(study)
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
     styles = plots.styles_of([shown])
-    drawn: dict[str, Plot | None] = {
-        "differences.svg": forest_plot(found, folder / "across-forest", "Differences", percent=True)
-    }
+    yield "differences.svg", forest_plot(found, folder / "across-forest", "Differences", percent=True)
+    yield "take-off.svg", noted(take_off_plot(shown, styles, folder), shown, whole)
     if lengths:
-        title = f"{shown.name}, {shown.splits[0]} split: other context lengths"
-        drawn["lengths.svg"] = plots.lengths_plot(
-            lengths, styles, folder / "lengths", title, references_of(whole, found)
-        )
-    drawn["take-off.svg"] = noted(take_off_plot(shown, styles, folder), shown, whole)
-    drawn["loss.svg"] = noted(plots.loss_plot(shown, styles, folder), shown, whole)
-    drawn["attention.svg"] = noted(attention_plot(shown, styles, folder), shown, whole)
-    return dict([(name, plot) for name in PLOTS if (plot := drawn.get(name)) is not None][:2])
+        title, references = f"{shown.name}, {shown.splits[0]} split: other context lengths", references_of(whole, found)
+        yield "lengths.svg", plots.lengths_plot(lengths, styles, folder / "lengths", title, references)
+    yield "loss.svg", noted(plots.loss_plot(shown, styles, folder), shown, whole)
+    yield "attention.svg", noted(attention_plot(shown, styles, folder), shown, whole)
 
 
 def _results(study: Study) -> list[Row]:

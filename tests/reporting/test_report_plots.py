@@ -23,6 +23,7 @@ from report_support import (  # noqa: F401
     write_rows,
 )
 
+from bearings.core import cores
 from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
 from bearings.lightning_modules.conversion import STAGES
@@ -158,6 +159,7 @@ def test_forest_plot_keeps_its_scale_next_to_an_outlier(tmp_path):
 
 
 def test_loss_plot_keeps_its_scale_next_to_a_spike(tmp_path, report, monkeypatch):
+    monkeypatch.setattr(cores, "cores", lambda: 1)  # other processes would have lists of their own
     limits = []
     inner = plots.write_plot
 
@@ -249,6 +251,7 @@ def test_numbers_outside_the_axis_overlap_nothing(tmp_path, report, monkeypatch)
     for encoding in ("rope", "path", "nope"):
         for seed in (0, 1, 2):
             make_run(tmp_path / "runs", encoding, seed)
+    monkeypatch.setattr(cores, "cores", lambda: 1)  # other processes would have figures of their own
     drawn, write = {}, forest.write_plot
     monkeypatch.setattr(
         forest,

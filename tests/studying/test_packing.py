@@ -87,6 +87,12 @@ def test_every_file_of_a_run_comes_back(tmp_path):
             assert path.read_bytes() == content
         else:
             again = read_arrays(path)
+            (tmp_path / "written.npz").write_bytes(path.read_bytes())
+            written = read_arrays(tmp_path / "written.npz")
+            assert again.keys() == written.keys() == arrays[file].keys()
+            for name, array in again.items():
+                assert (array.tolist(), array.dtype) == (written[name].tolist(), written[name].dtype)
+                assert not array.flags.writeable
             for name, array in arrays[file].items():
                 assert np.array_equal(again[name], array), (file, name)
                 assert again[name].dtype.kind == "U" or again[name].dtype == array.dtype
