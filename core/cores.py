@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import current_process, get_context, parent_process
 from typing import TypeVar
 
 from . import stopping
@@ -29,7 +29,8 @@ def on_all_cores(
     """`function` of each item, in order.
 
     On Linux, forked processes do the work: they share what `function` refers to, so it is neither copied nor pickled.
-    It must not use PyTorch, whose threads do not survive a fork.
+    It must not use PyTorch, whose threads do not survive a fork. A daemonic process, which may not start others, does
+    the work itself.
 
     Args:
         size: how large an item is. The largest are started first, so that none of them is left over at the end.
@@ -37,7 +38,8 @@ def on_all_cores(
     Raises:
         UserError: a process was killed.
     """
-    processes = min(cores(), len(items)) if sys.platform == "linux" else 1
+    alone = sys.platform != "linux" or current_process().daemon
+    processes = 1 if alone else min(cores(), len(items))
     if processes <= 1:
         return [function(item) for item in items]
     pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def test_one_item_or_none_starts_no_process():
 @linux
 def test_several_items_are_worked_on_in_other_processes():
     assert os.getpid() not in on_all_cores(lambda item: os.getpid(), [1, 2, 3])
+
+
+@linux
+def test_a_daemonic_process_works_alone():
+    """Such a process, for instance a worker of `multiprocessing.Pool`, may not start others."""
+    with get_context("fork").Pool(1) as pool:
+        assert pool.apply(on_all_cores, (abs, [-1, -2])) == [1, 2]
 
 
 @linux
