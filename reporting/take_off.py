@@ -15,6 +15,7 @@ from .statistics import FEWEST_SEEDS, holm
 from .study import Comparison, Contestant
 from .tables import Row, Table, p_value
 
+DIGITS = 9  # of a log-rank statistic: equal sums of scores in another order differ by rounding
 RESAMPLES = 20_000  # up to this number of assignments of seeds to models, the test is exact
 NEVER = "not reached"
 
@@ -73,7 +74,7 @@ def log_rank_p(one: TakeOff, other: TakeOff) -> float | None:
     scores = reached - hazard[place]
     found = scipy.stats.permutation_test(
         (scores[: len(one.steps)], scores[len(one.steps) :]),
-        lambda mine, theirs, axis: mine.sum(axis),
+        lambda mine, theirs, axis: mine.sum(axis).round(DIGITS),
         vectorized=True,
         n_resamples=RESAMPLES,
         rng=np.random.default_rng(0),
