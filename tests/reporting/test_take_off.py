@@ -65,6 +65,12 @@ def test_median_counts_censored_seeds_only_while_they_are_observed():
     assert early.median == 10
 
 
+@pytest.mark.parametrize("seeds", range(2, 41, 2))
+def test_median_of_half_of_the_seeds_is_the_last_of_their_take_offs(seeds):
+    half = seeds // 2
+    assert times(*range(1, half + 1), *[None] * half).median == half
+
+
 def test_table_and_plot_of_a_report(tmp_path, report):
     curves = {"rope": (None, None, None), "pope": (10, 20, None), "path": (10, 10, 10)}
     for encoding, steps in curves.items():
