@@ -100,7 +100,7 @@ def ranking_of(found: Sequence[Score]) -> Ranking | None:
     ranks are not independent, and so are tasks with right answers, in which models share the first rank by solving
     them.
     """
-    usable = [score for score in found if score.chosen and not score.pooled and score.solving is None]
+    usable = [score for score in found if score.chosen and not score.pooled and score.comparison.solved is None]
     comparisons = {score.comparison.slug: score.comparison for score in usable}
     domains = [comparison.domain for comparison in comparisons.values()]
     nats: dict[str, dict[str, float]] = {}

@@ -58,3 +58,14 @@ def test_report_ranks_models_that_all_domains_have(tmp_path, report):
     rows = rows_of(folder / "tables" / "across-ranking.csv")
     assert {*rows} == {"rope", "pope", "path"}
     assert (folder / "plots" / "across-ranking.svg").exists()
+
+
+def test_tasks_with_right_answers_are_left_out_even_if_answers_were_not_counted(tmp_path, report):
+    for domain in ("jsb", "maestro", "genome", "text"):
+        for encoding in ("rope", "pope", "path"):
+            make_run(tmp_path / "runs", encoding, 0, domain=domain)
+    for encoding in ("rope", "pope", "path"):
+        make_run(tmp_path / "runs", encoding, 0, domain="flip_flop", units=("answer",))
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "across-ranking.csv")
+    assert {*rows["rope"]} == {"model", "mean_rank", "jsb", "maestro", "genome", "text"}
