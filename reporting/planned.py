@@ -266,11 +266,13 @@ def _asked(line: Sequence[str]) -> dict[str, Any]:
     asked = {each.key_or_group: each.value() for each in map(_parsed, line)}
     asked |= {key: without_folders(asked[key]) for key in PLACED & asked.keys()}
     order = sorted(asked, key=lambda key: (key != "seed", key != "encoding"))
-    return {key: asked[key] for key in order if _distinguishes(key)}
+    return {key: asked[key] for key in order if _distinguishes(key, asked[key])}
 
 
-def _distinguishes(key: str) -> bool:
+def _distinguishes(key: str, value: Any) -> bool:
     """Whether a setting of a line distinguishes runs; a run that was made with other settings is reused."""
+    if (key, value) == ("trainer.precision", "auto"):  # runs record what it meant on their machine
+        return False
     if key.split(".")[0] in ("experiment", "task"):  # runs record an experiment's settings, not its name
         return False
     return key in PLACED or not incidental(key)
@@ -282,4 +284,6 @@ def _fits(asked: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
 
 def _settings(run: Run) -> dict[str, Any]:
     found = {**dict(leaves(run.config)), **run.config["names"], "seed": run.seed}
+    if "unmatched_hidden" in found:  # the size before `match` changed it
+        found["model.mlp_hidden"] = found["unmatched_hidden"]
     return found | {key: without_folders(found[key]) for key in PLACED & found.keys()}

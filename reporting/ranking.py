@@ -1,5 +1,7 @@
 """Mean ranks of models over several data sets, and the difference of ranks that chance rarely reaches."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +16,7 @@ from .drawing import BLUE, INK, QUIET, TINT, Plot, styled, wrapped, write_plot
 from .scores import ALPHA, Score
 from .tables import Row, Table
 
-DRAWS = 20_000
+DRAWS = 20_000  # up to this number of orders on all data sets but one, the test is exact
 FEWEST_MODELS = 3
 NAME = 50  # characters in a line of a name
 KEY = "across-ranking"
@@ -46,13 +48,10 @@ class Ranking:
         It is significant for all pairs of models together: under the hypothesis that all models are equal, so that
         every order is equally likely on each data set, the largest difference reaches it with a probability of at
         most 5 %. Nemenyi's test (Demšar, JMLR 7, 2006, section 3.2.2) has the limit of this distribution for many
-        data sets; here it is drawn.
+        data sets; here all orders are tried or, if there are too many, drawn.
         """
-        random, sums = np.random.default_rng(0), 0
-        for column in self.ranks.T:
-            sums = sums + random.permuted(np.broadcast_to(column, (DRAWS, len(column))), axis=1)
-        widths, counts = np.unique(np.ptp(sums, axis=1), return_counts=True)
-        reached = np.cumsum(counts[::-1])[::-1] / DRAWS
+        widths, counts = np.unique(np.ptp(_sums(self.ranks), axis=1), return_counts=True)
+        reached = np.cumsum(counts[::-1])[::-1] / counts.sum()
         found = widths[reached <= ALPHA]
         return float(found[0]) / len(self.sets) if len(found) else None
 
@@ -76,6 +75,24 @@ class Ranking:
         return f"{shown} Not significantly higher: {', '.join(others) or 'none'}."
 
 
+def _sums(ranks: np.ndarray) -> np.ndarray:
+    """Sums of `ranks [M, D]` over data sets in random orders of the models, `[orders, M]`.
+
+    The order on the first data set is fixed, because only differences between models are of interest.
+    """
+    first, *others = ranks.T
+    sums, number = first[None], len(first)
+    if math.factorial(number) ** len(others) <= DRAWS:
+        orders = np.array([*itertools.permutations(range(number))])
+        for column in others:
+            sums = (sums[:, None] + column[orders]).reshape(-1, number)
+        return sums
+    random = np.random.default_rng(0)
+    for column in others:
+        sums = sums + random.permuted(np.broadcast_to(column, (DRAWS, number)), axis=1)
+    return sums
+
+
 def ranking_of(found: Sequence[Score]) -> Ranking | None:
     """The ranking of the models that all data sets have; None where no difference of ranks could be significant.
 
@@ -83,7 +100,7 @@ def ranking_of(found: Sequence[Score]) -> Ranking | None:
     ranks are not independent, and so are tasks with right answers, in which models share the first rank by solving
     them.
     """
-    usable = [score for score in found if score.chosen and not score.pooled and score.solving is None]
+    usable = [score for score in found if score.chosen and not score.pooled and score.comparison.solved is None]
     comparisons = {score.comparison.slug: score.comparison for score in usable}
     domains = [comparison.domain for comparison in comparisons.values()]
     nats: dict[str, dict[str, float]] = {}

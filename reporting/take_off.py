@@ -15,6 +15,8 @@ from .statistics import FEWEST_SEEDS, holm
 from .study import Comparison, Contestant
 from .tables import Row, Table, p_value
 
+HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
+DIGITS = 9  # of a log-rank statistic: equal sums of scores in another order differ by rounding
 RESAMPLES = 20_000  # up to this number of assignments of seeds to models, the test is exact
 NEVER = "not reached"
 
@@ -55,7 +57,7 @@ class TakeOff:
     def median(self) -> int | None:
         """The first step after which at most half of the seeds have not taken off; None if there is none."""
         steps, shares = self.survival
-        return next((int(step) for step, share in zip(steps, shares, strict=True) if share <= 0.5), None)
+        return next((int(step) for step, share in zip(steps, shares, strict=True) if share <= HALF), None)
 
 
 def log_rank_p(one: TakeOff, other: TakeOff) -> float | None:
@@ -73,7 +75,7 @@ def log_rank_p(one: TakeOff, other: TakeOff) -> float | None:
     scores = reached - hazard[place]
     found = scipy.stats.permutation_test(
         (scores[: len(one.steps)], scores[len(one.steps) :]),
-        lambda mine, theirs, axis: mine.sum(axis),
+        lambda mine, theirs, axis: mine.sum(axis).round(DIGITS),
         vectorized=True,
         n_resamples=RESAMPLES,
         rng=np.random.default_rng(0),

@@ -176,6 +176,17 @@ def test_reused_runs_that_other_incidental_settings_made_are_not_missing(tmp_pat
     ]
 
 
+def test_records_hold_what_automatic_precision_and_matching_resulted_in(tmp_path):
+    """Lines have `auto`, and the size of the MLP before it is matched."""
+    listed(tmp_path, "experiment=debug encoding=rope trainer.precision=auto match=flops model.mlp_hidden=40,48")
+    path = make_run(tmp_path / "runs", "rope", 0, "match=flops", "model.mlp_hidden=32")
+    with open(path / "config.yaml", "a") as file:
+        file.write("unmatched_hidden: 40\n")
+    study = read_study([tmp_path])
+    assert [run.path.name for run in study.runs] == [path.name]
+    assert [each.place.rpartition("=")[2] for each in study.troubles] == ["48"]
+
+
 def test_records_are_assigned_such_that_every_line_has_one(tmp_path):
     """The run with length 128 also fits the first line, which leaves the length to the experiment."""
     listed(

@@ -44,6 +44,12 @@ def test_p_counts_the_assignments_of_seeds_that_are_as_extreme(one, other):
     assert log_rank_p(times(*one), times(*other)) == pytest.approx(min(1.0, 2 * min(sides)))
 
 
+def test_assignments_with_equal_sums_of_scores_are_equally_extreme():
+    """The statistic is exactly 0, but other orders of its terms add up to 1e-16."""
+    one = TakeOff(np.array([30, 10, 20, 10, 30]), np.array([True, True, True, False, True]))
+    assert log_rank_p(one, times(30, 20, 10, 10, 40)) == 1.0
+
+
 def test_p_is_that_of_the_usual_test_with_many_seeds():
     random = np.random.default_rng(0)
     one, other = (random.exponential(scale, 60).round(3) for scale in (50, 80))
@@ -57,6 +63,12 @@ def test_median_counts_censored_seeds_only_while_they_are_observed():
     assert times(10, None, None).median is None
     early = TakeOff(np.array([10, 20, 5]), np.array([True, True, False]))  # one run ended at step 5
     assert early.median == 10
+
+
+@pytest.mark.parametrize("seeds", range(2, 41, 2))
+def test_median_of_half_of_the_seeds_is_the_last_of_their_take_offs(seeds):
+    half = seeds // 2
+    assert times(*range(1, half + 1), *[None] * half).median == half
 
 
 def test_table_and_plot_of_a_report(tmp_path, report):
