@@ -86,7 +86,7 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         lines.append(
             f"{len(named)} models have the encoding {reference}. The reference is {parenthesised(label)}: of those "
             "with enough seeds, the one with the fewest changed options, and of these the one with the lowest "
-            f"validation loss. To choose another, set task.reference='{other}'."
+            f"validation loss. To choose another, set \"task.reference='{other}'\"."
         )
     if not named:
         known = any(contestant.called(reference) for contestant in comparison.contestants)

@@ -153,7 +153,7 @@ def test_the_reference_has_the_fewest_changed_options(tmp_path, report, usual):
     shown = (folder / "report.md").read_text()
     encoding, _, settings = reference.partition(", ")
     assert f"2 models have the encoding rope. The reference is {encoding} ({settings}): of those" in shown
-    assert f"set task.reference='{other}'." in shown
+    assert f"\"task.reference='{other}'\"" in shown
 
 
 def test_kernels_are_compared_with_the_one_that_is_named(tmp_path, report):
