@@ -80,7 +80,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
                 if each not in known_keys() and not trusted():  # classes of trusted packages have other keys
                     near = nearest_key(each, known_keys()).strip() or "`python main.py --cfg job` lists all keys"
                     raise TypeError(f"{key}: {each}: unknown key; {near}")
-        for key in ("question", "would_change", "search"):
+        for key in ("question", "would_change", "search", "reference"):
             if not isinstance(found.get(key, ""), str):
                 raise TypeError(f"{key} must be text")
         if "published" in found:

@@ -87,15 +87,21 @@ def cost_rows(found: Sequence[Score]) -> list[Row]:
     return rows
 
 
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """The models that no cheaper model matches, cheapest first."""
+    front: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["mflops_per_token"], row["mean"])):
+        if not front or row["mean"] < front[-1]["mean"]:
+            front.append(row)
+    return front
+
+
 def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> list[str]:
     """Draw a point and its interval for each row, and the Pareto front. Returns the models that are above the frame.
 
     Models without a style are small grey points without a name.
     """
-    front: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row["mflops_per_token"], row["mean"])):
-        if not front or row["mean"] < front[-1]["mean"]:
-            front.append(row)
+    front = pareto_front(rows)
     corners = [row["mflops_per_token"] for row in front], [row["mean"] for row in front]
     axes.step(*corners, where="post", color=QUIET, linewidth=0.8, zorder=1)
     named = [row for row in rows if row["model"] in styles]
@@ -131,10 +137,13 @@ def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, ti
     above = draw_cost(axes, rows, styles)
     axes.set(xlabel="compute, MFLOP per token (forward and backward)", ylabel="nats/token (lower is better)")
     figure.legend(loc="outside right upper")
-    caption = (
-        "Towards the lower left: better and cheaper. Line: 95 % interval over seeds. Steps: the Pareto front, through "
-        "the models that no cheaper model matches."
-    )
+    caption, front = "Towards the lower left: better and cheaper.", pareto_front(rows)
+    if any(row["interval"] for row in rows):
+        caption += " Line: 95 % interval over seeds."
+    if len(front) > 1:
+        caption += " Steps: the Pareto front, through the models that no cheaper model matches."
+    else:
+        caption += f" No other model is cheaper or better than {parenthesised(front[0]['model'])}."
     if above:
         caption += f" Above the frame: {', '.join(map(parenthesised, above))}; the table has the numbers."
     return write_plot(figure, stem, rows, title, caption)

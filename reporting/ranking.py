@@ -14,10 +14,12 @@ from matplotlib.ticker import MaxNLocator
 
 from .drawing import BLUE, INK, QUIET, TINT, Plot, styled, wrapped, write_plot
 from .scores import ALPHA, Score
+from .study import parenthesised
 from .tables import Row, Table
 
 DRAWS = 20_000  # up to this number of orders on all data sets but one, the test is exact
 FEWEST_MODELS = 3
+MOST = 8  # models in a sentence
 NAME = 50  # characters in a line of a name
 KEY = "across-ranking"
 
@@ -30,11 +32,13 @@ class Ranking:
         models: labels, lowest mean rank first.
         sets: names of the data sets.
         ranks: `[M, D]`.
+        absent: labels of models that some data set lacks, so they have no mean rank.
     """
 
     models: tuple[str, ...]
     sets: tuple[str, ...]
     ranks: np.ndarray
+    absent: tuple[str, ...] = ()
 
     @property
     def means(self) -> np.ndarray:
@@ -70,9 +74,27 @@ class Ranking:
     def finding(self) -> str:
         """What the plot shows, in a sentence."""
         last = next((last for first, last in self.groups if first == 0), 0)
-        best, others = self.models[0], self.models[1 : last + 1]
+        best, *others = map(parenthesised, self.models[: last + 1])
         shown = f"Lowest mean rank: {best}, {self.means[0]:.2f}."
-        return f"{shown} Not significantly higher: {', '.join(others) or 'none'}."
+        return f"{shown} Not significantly higher: {listed(others) or 'none'}."
+
+
+def listed(models: Sequence[str]) -> str:
+    """Models in a sentence; of many, the first few and how many follow."""
+    more = len(models) - MOST
+    return ", ".join(models) if more <= 1 else f"{', '.join(models[:MOST])} and {more} more"
+
+
+def name_of(score: Score) -> str:
+    """The name by which a model is found on other data sets, where other settings of its encoding may be compared.
+
+    This is the encoding if the model is its only one on this data set, or the only one with the default options.
+    """
+    contestant = score.contestant
+    alike = [each for each in score.comparison.chosen if each.encoding == contestant.encoding]
+    if len(alike) > 1:
+        alike = [each for each in alike if not each.model.get("options")]
+    return contestant.encoding if alike == [contestant] else contestant.label
 
 
 def _sums(ranks: np.ndarray) -> np.ndarray:
@@ -96,9 +118,9 @@ def _sums(ranks: np.ndarray) -> np.ndarray:
 def ranking_of(found: Sequence[Score]) -> Ranking | None:
     """The ranking of the models that all data sets have; None where no difference of ranks could be significant.
 
-    A data set is the first test split of a comparison. Domains with several comparisons are left out, because their
-    ranks are not independent, and so are tasks with right answers, in which models share the first rank by solving
-    them.
+    A data set is the first test split of a comparison with at least three models. Domains with several comparisons are
+    left out, because their ranks are not independent, and so are tasks with right answers, in which models share the
+    first rank by solving them.
     """
     usable = [score for score in found if score.chosen and not score.pooled and score.comparison.solved is None]
     comparisons = {score.comparison.slug: score.comparison for score in usable}
@@ -107,13 +129,15 @@ def ranking_of(found: Sequence[Score]) -> Ranking | None:
     for score in usable:
         comparison = score.comparison
         if domains.count(comparison.domain) == 1 and score.split == comparison.splits[0]:
-            nats.setdefault(comparison.name, {})[score.contestant.label] = score.nats.value
-    models = sorted(set.intersection(*(set(each) for each in nats.values()))) if nats else []
+            nats.setdefault(comparison.name, {})[name_of(score)] = score.nats.value
+    nats = {name: each for name, each in nats.items() if len(each) >= FEWEST_MODELS}
+    models = sorted(set.intersection(*map(set, nats.values()))) if nats else []
     if len(models) < FEWEST_MODELS:
         return None
     ranks = np.stack([scipy.stats.rankdata([each[model] for model in models]) for each in nats.values()], 1)
     order = np.argsort(ranks.mean(1), kind="stable")
-    ranking = Ranking(tuple(models[i] for i in order), tuple(nats), ranks[order])
+    absent = tuple(sorted(set().union(*nats.values()) - {*models}))
+    ranking = Ranking(tuple(models[i] for i in order), tuple(nats), ranks[order], absent)
     return None if ranking.critical is None else ranking
 
 
@@ -125,12 +149,15 @@ def ranking_table(ranking: Ranking) -> Table:
     ]
     columns = {"model": ("model", str), "mean_rank": ("mean rank", "{:.2f}".format)}
     columns |= {name: (name, "{:g}".format) for name in ranking.sets}
-    note = (
+    notes = [
         "Ranks by nats/token, 1 for the lowest. The difference of two mean ranks is significant from "
         f"{ranking.critical:.2f} on, for all pairs together (Nemenyi's test, by permutation; Demšar, JMLR 7, 2006). "
-        "Domains with several comparisons and tasks with right answers are left out."
-    )
-    return Table(KEY, "Mean ranks over data sets", columns, rows, [note])
+        f"Domains with several comparisons or fewer than {FEWEST_MODELS} models are left out, and so are tasks with "
+        "right answers."
+    ]
+    if ranking.absent:
+        notes.append(f"Not ranked, because some data set lacks them: {listed([*map(parenthesised, ranking.absent)])}.")
+    return Table(KEY, "Mean ranks over data sets", columns, rows, notes)
 
 
 @styled
@@ -140,7 +167,8 @@ def ranking_plot(ranking: Ranking, folder: Path) -> Plot:
     figure = Figure(figsize=(7.2, 1.4 + 0.3 * number), layout="constrained")
     axes = figure.add_subplot()
     heights = np.arange(number)[::-1]
-    axes.axvspan(ranking.means[0], ranking.means[0] + critical, color=TINT, linewidth=0, zorder=0)
+    step = 0.5 / len(ranking.sets)  # between possible mean ranks: one that is significantly higher is not on the edge
+    axes.axvspan(ranking.means[0], ranking.means[0] + critical - step / 2, color=TINT, linewidth=0, zorder=0)
     axes.hlines(heights, ranking.ranks.min(1), ranking.ranks.max(1), color=QUIET, linewidth=0.8, zorder=1)
     axes.plot(ranking.ranks, np.broadcast_to(heights[:, None], ranking.ranks.shape), "|", color=QUIET, markersize=8)
     axes.plot(ranking.means, heights, "o", color=BLUE, markersize=6, zorder=3)
@@ -159,7 +187,7 @@ def ranking_plot(ranking: Ranking, folder: Path) -> Plot:
     ]
     caption = (
         f"Dot: mean over {', '.join(ranking.sets)}; small marks: rank on each. Shaded: mean ranks that do not differ "
-        "significantly from the lowest. Bars at the right: groups in which none does. The critical "
-        f"difference is {critical:.2f}."
+        "significantly from the lowest. Bars at the right: groups in which no two differ significantly. Differences "
+        f"are significant from {critical:.2f} on."
     )
     return write_plot(figure, folder / KEY, rows, "Mean ranks over data sets", caption)

@@ -78,7 +78,17 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         lines.append(f"The runs {differ}, so tokens/s are not shown and peak memory is not comparable.")
     elif not comparison.speeds_comparable:
         lines.append("Tokens/s are not shown, because some runs shared their device or did not log a speed.")
-    if not any(contestant.called(reference) for contestant in comparison.chosen):
+    named = [each for each in comparison.chosen if each.called(reference)]
+    used = {against.label for each in comparison.chosen if (against := comparison.reference(each, reference))}
+    if len(named) > 1 and len(used) == 1 and reference not in used:
+        (label,) = used
+        other = next(each.label for each in named if each.label != label)
+        lines.append(
+            f"{len(named)} models have the encoding {reference}. The reference is {parenthesised(label)}: of those "
+            "with enough seeds, the one with the fewest changed options, and of these the one with the lowest "
+            f"validation loss. To choose another, set \"task.reference='{other}'\"."
+        )
+    if not named:
         known = any(contestant.called(reference) for contestant in comparison.contestants)
         why = f"The rate of {reference} is not the chosen one" if known else f"There is no run of {reference}"
         lines.append(f"{why}, so there are no differences (set task.reference=NAME).")

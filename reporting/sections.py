@@ -129,8 +129,7 @@ class Sections:
             drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
             findings[table.slug] = failures(table)
         for name, effects in variants_of(comparison).items():
-            models = [each.label for each in comparison.chosen if each.called(self._reference)]
-            reference = next((label for label in models if label in effects), None)
+            reference = next((label for label in references if label in effects), None)
             slug, title = f"{comparison.slug}-{file_name(name)}", f"{comparison.name}: effects of variants, {name}"
             shown.append(variants_table(effects, reference, title, slug))
         for settings, measured in metrics_of(comparison).items():

@@ -264,16 +264,17 @@ class Comparison:
         """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.
 
         One with the same values of compared settings is preferred, then one with the same MLP size, then one whose
-        label is exactly `named`, then the best on validation. If MLP sizes are not compared, each has its own
-        reference. The values of compared settings of the reference encoding have the same reference.
+        label is exactly `named`, then one with enough seeds for a test, then the one with the fewest changed options,
+        then the best on validation. If MLP sizes are not compared, each has its own reference. The values of compared
+        settings of the reference encoding have the same reference.
         """
         candidates = [each for each in self.chosen if each.called(named)]
         compared = () if contestant.called(named) else self.compared
         own = () if MLP in self.compared else (MLP,)
 
-        def unlike(each: Contestant) -> list[bool]:
+        def unlike(each: Contestant) -> list[int]:
             different = ([each.value(key) != contestant.value(key) for key in keys] for keys in (compared, own))
-            return [*map(any, different), each.label != named]
+            return [*map(any, different), each.label != named, not each.testable, len(each.model.get("options", {}))]
 
         return min(candidates, key=unlike, default=None)
 

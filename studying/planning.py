@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ..core.errors import UserError
+from ..core.errors import UserError, nearest
 from ..reporting.packed import packed_names
 from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed
 from ..session.configuration import asked
@@ -124,8 +124,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
         settings: settings for every run.
 
     Raises:
-        UserError: the settings are invalid or change results; `runs` is the folder of kept records; or a line of the
-            list is invalid.
+        UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
+            is invalid; or its reference or a claim names an encoding that no run has.
     """
     _refuse_decisive(folder, settings)
     if runs.resolve() == (folder / "runs").resolve():
@@ -174,7 +174,19 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
             elif unseeded not in searches:
                 searches[unseeded] = _search(folder, each, search, settings, runs, config)
                 found[searches[unseeded].path] = searches[unseeded]
+    _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
     return list(found.values())
+
+
+def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) -> None:
+    """Raise UserError for a model that the list names, if none of its runs has the encoding."""
+    named = [("reference", study.get("reference"))]
+    named += [("claims", model) for claim in study.get("claims", ()) for model in (claim.model, claim.than)]
+    for key, model in named:
+        if model is not None and (encoding := model.partition(",")[0]) not in encodings:
+            near = nearest(encoding, encodings)
+            allowed = ", ".join(sorted(encodings))
+            raise UserError(f"{folder / LIST}, {key}: no run has the encoding {encoding}; {near}allowed: {allowed}")
 
 
 def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:

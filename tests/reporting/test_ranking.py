@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from report_support import make_run, report_task, rows_of  # noqa: F401
+from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
 from bearings.reporting.ranking import Ranking
@@ -58,8 +58,10 @@ def test_report_ranks_models_that_all_domains_have(tmp_path, report):
     rows = rows_of(folder / "tables" / "across-ranking.csv")
     assert {*rows} == {"rope", "pope", "path"}
     assert (folder / "plots" / "across-ranking.svg").exists()
+    assert "lacks them: nope." in (folder / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tasks_with_right_answers_are_left_out_even_if_answers_were_not_counted(tmp_path, report):
     for domain in ("jsb", "maestro", "genome", "text"):
         for encoding in ("rope", "pope", "path"):
@@ -69,3 +71,34 @@ def test_tasks_with_right_answers_are_left_out_even_if_answers_were_not_counted(
     folder, _ = report()
     rows = rows_of(folder / "tables" / "across-ranking.csv")
     assert {*rows["rope"]} == {"model", "mean_rank", "jsb", "maestro", "genome", "text"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_model_has_the_same_name_where_other_settings_of_its_encoding_are_compared(tmp_path, report):
+    """Learning rates of which the best is chosen, and an encoding in two settings."""
+    for domain in ("jsb", "maestro", "genome", "text"):
+        for encoding in ("rope", "pope", "path"):
+            make_run(tmp_path / "runs", encoding, 0, domain=domain)
+    make_run(tmp_path / "runs", "pope", 0, "optimizer.learning_rate=2e-3", domain="jsb")
+    make_run(tmp_path / "runs", "rope", 0, "encoding.randomise=512", domain="text")
+    folder, _ = report()
+    assert {*rows_of(folder / "tables" / "across-ranking.csv")} == {"rope", "pope", "path"}
+    assert "lacks them: rope (randomise=512)." in (folder / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_domain_with_few_models_does_not_prevent_the_ranking(tmp_path, report):
+    for domain in ("jsb", "maestro", "genome", "text"):
+        for encoding in ("rope",) if domain == "text" else ("rope", "pope", "path"):
+            make_run(tmp_path / "runs", encoding, 0, domain=domain)
+    folder, _ = report()
+    row = rows_of(folder / "tables" / "across-ranking.csv")["rope"]
+    assert {"jsb", "maestro", "genome"} <= row.keys()
+    assert "text" not in row
+
+
+def test_what_is_found_names_few_models_with_settings_in_parentheses():
+    names = ("rope, randomise=512", *"bcdefghijklmnop")
+    found = Ranking(names, ("x",), np.arange(1.0, 17.0)[:, None])
+    assert found.finding.startswith("Lowest mean rank: rope (randomise=512), 1.00. Not significantly higher: b, c, ")
+    assert found.finding.endswith("i and 7 more.")

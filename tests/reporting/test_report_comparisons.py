@@ -135,6 +135,27 @@ def test_the_plain_model_is_the_reference_even_if_another_is_better(tmp_path, re
     assert {name: row["against"] for name, row in rows.items()} == {"rope": "", "rope, window=8": "rope"}
 
 
+@pytest.mark.parametrize("usual", [True, False])
+def test_the_reference_has_the_fewest_changed_options(tmp_path, report, usual):
+    """Of several models of an encoding, whichever is better; the notes say which it is."""
+    kinds = {"randomise=0" if usual else "randomise=256": 1.0, "randomise=512": 0.9}
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "pope", seed)
+        for setting, factor in kinds.items():
+            path = make_run(tmp_path / "runs", "rope", seed, f"encoding.{setting}") / "nll" / "valid.npz"
+            here = Records.load(path)
+            replace(here, nats=factor * here.nats).save(path)
+    folder, _ = report()
+    plain, better = (f"rope, {setting}" for setting in kinds)
+    reference, other = (plain, better) if usual else (better, plain)
+    rows = rows_of(folder / "tables" / "jsb-test.csv")
+    assert {name: row["against"] for name, row in rows.items()} == {reference: "", other: reference, "pope": reference}
+    shown = (folder / "report.md").read_text()
+    encoding, _, settings = reference.partition(", ")
+    assert f"2 models have the encoding rope. The reference is {encoding} ({settings}): of those" in shown
+    assert f"\"task.reference='{other}'\"" in shown
+
+
 def test_kernels_are_compared_with_the_one_that_is_named(tmp_path, report):
     """As in studies/jsb_kernels."""
     for kernel in ("torch", "triton", "auto"):

@@ -33,6 +33,7 @@ from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
+from bearings.reporting.scores import scores
 
 QUANTILES = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
 
@@ -373,3 +374,18 @@ def test_pareto_front_has_the_models_that_no_cheaper_model_matches():
     plots.draw_cost(axes, rows, {})
     front = next(line for line in axes.lines if line.get_drawstyle() == "steps-post")
     assert list(zip(*front.get_data(), strict=True)) == [costs["a"], costs["c"]]
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        (("nope",), "No other model is cheaper or better than rope."),
+        (("nope", "pope"), "Steps: the Pareto front, through the models that no cheaper model matches."),
+    ],
+)
+def test_caption_of_the_cost_plot_says_only_what_is_drawn(tmp_path, others, expected):
+    for encoding in ("rope", *others):
+        make_run(tmp_path, encoding, 0)
+    (comparison,) = read_study([tmp_path]).comparisons
+    plot = plots.cost_plot(scores(comparison, "test", "rope", 0.005), {}, tmp_path / "cost", "cost")
+    assert plot.caption.startswith(f"Towards the lower left: better and cheaper. {expected}")

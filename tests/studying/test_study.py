@@ -77,6 +77,14 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
             "runs: [experiment=debug encoding=ropee]",
             "experiment=debug encoding=ropee: encoding=ropee: did you mean rope",
         ),
+        (
+            "reference: ropee\nruns: [experiment=debug encoding=rope]",
+            "reference: no run has the encoding ropee; did you mean rope",
+        ),
+        (
+            "claims: [{claim: x, model: nope, than: rope, split: test}]\nruns: [experiment=debug encoding=rope]",
+            "claims: no run has the encoding nope; did you mean rope. allowed: rope",
+        ),
     ],
 )
 def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path, listed, message):

@@ -102,6 +102,7 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         ("runs: [seed=0]\nvariants: model.mlp\n", "variants must be a list of keys"),
         ("runs: [seed=0]\ncompare: [precision]\n", "compare: precision must be GROUP.KEY, such as trainer.precision"),
         ("runs: [seed=0]\nquestion: [why]\n", "question must be text"),
+        ("runs: [seed=0]\nreference: [rope]\n", "reference must be text"),
         ("run: [seed=0]\n", r"runs: \[LINE, ...\] is missing"),
         ("", r"runs: \[LINE, ...\] is missing"),
     ):
