@@ -54,6 +54,8 @@ class Ranking:
         most 5 %. Nemenyi's test (Demšar, JMLR 7, 2006, section 3.2.2) has the limit of this distribution for many
         data sets; here all orders are tried or, if there are too many, drawn.
         """
+        if len(self.sets) == 1:  # any order has the same largest difference
+            return None
         widths, counts = np.unique(np.ptp(_sums(self.ranks), axis=1), return_counts=True)
         reached = np.cumsum(counts[::-1])[::-1] / counts.sum()
         found = widths[reached <= ALPHA]

@@ -32,6 +32,12 @@ def test_critical_difference_is_that_of_nemenyi_with_many_data_sets():
     assert ranking([[place] * sets for place in range(1, 7)]).critical == pytest.approx(expected, rel=0.03)
 
 
+def test_one_data_set_has_no_significant_difference():
+    """Whatever the number of models: all orders of 54 could not be tried."""
+    assert ranking([[place] for place in range(1, 11)]).critical is None
+    assert Ranking(tuple(map(str, range(54))), ("x",), np.arange(1.0, 55.0)[:, None]).critical is None
+
+
 def test_tied_scores_share_a_rank():
     """Two of three models that are always equal leave three orders, of which chance repeats one more often."""
     assert ranking([[1.5] * 3, [1.5] * 3, [3] * 3]).critical is None
