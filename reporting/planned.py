@@ -253,9 +253,7 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     wanted, records = [_asked(line) for line in lines], [_settings(run) for run in runs]
     worth = np.zeros((len(wanted), len(records)))
     for row, (line, asked) in enumerate(zip(lines, wanted, strict=True)):
-        for column, (run, record) in enumerate(zip(runs, records, strict=True)):
-            if asked.get("seed", run.seed) == run.seed:  # first, because most runs differ in their seed
-                worth[row, column] = len(line) * _fits(asked, record)
+        worth[row] = [len(line) * _fits(asked, record) for record in records]
     rows, columns = scipy.optimize.linear_sum_assignment(worth, maximize=True)
     recorded = set(rows[worth[rows, columns] > 0].tolist())
     return [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
