@@ -28,6 +28,7 @@ STYLES = tuple(
     for (light, _), dash, marker in zip(COLOURS.values(), DASHES, "os^DvPX", strict=True)
 )
 MOST = 150  # characters of a label
+NAME = 50  # characters in a line of a name at the left of a plot
 METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers use instead
 FONTS = "'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
@@ -87,6 +88,14 @@ def axis_of_lengths(axes: Axes, trained: Iterable[int], base: int, above: int) -
         axes.axvline(length, color=QUIET, linewidth=1.2, linestyle=":")
         place = {"xy": (length, 1), "xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         axes.annotate(f"trained: {length:,}", xytext=(3, above), color=QUIET, fontsize=8.5, **place)
+
+
+def rows_of_names(axes: Axes, names: Sequence[str]) -> None:
+    """A row for each name, from top to bottom. The last is at a height of 0, the others at 1, 2 and so on."""
+    axes.set_yticks(range(len(names)), [wrapped(name, NAME) for name in reversed(names)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
 
 
 def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:

@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from .drawing import BLUE, GREEN, INK, TINT, VERMILION, Plot, styled, wrapped, write_plot
+from .drawing import BLUE, GREEN, INK, NAME, TINT, VERMILION, Plot, rows_of_names, styled, wrapped, write_plot
 from .scores import Score
 from .tables import Row
 
-NAME = 50  # characters in a line of a name
 MANY = 20  # from this number of rows on, they are drawn closer together
 CAPTION = (
     "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
@@ -88,10 +87,7 @@ def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: flo
                 axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
         axes.plot(row["difference"], at, "o", color=INK, zorder=3)
     axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
-    axes.set_yticks(range(len(rows)), [wrapped(name, NAME) for name in reversed(names)])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(False, axis="y")
+    rows_of_names(axes, names)
 
 
 def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:

@@ -12,7 +12,7 @@ import scipy
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from .drawing import BLUE, INK, QUIET, TINT, Plot, styled, wrapped, write_plot
+from .drawing import BLUE, INK, QUIET, TINT, Plot, rows_of_names, styled, write_plot
 from .scores import ALPHA, Score
 from .study import parenthesised
 from .tables import Row, Table
@@ -20,7 +20,6 @@ from .tables import Row, Table
 DRAWS = 20_000  # up to this number of orders on all data sets but one, the test is exact
 FEWEST_MODELS = 3
 MOST = 8  # models in a sentence
-NAME = 50  # characters in a line of a name
 KEY = "across-ranking"
 
 
@@ -78,16 +77,16 @@ class Ranking:
         last = next((last for first, last in self.groups if first == 0), 0)
         best, *others = map(parenthesised, self.models[: last + 1])
         shown = f"Lowest mean rank: {best}, {self.means[0]:.2f}."
-        return f"{shown} Not significantly higher: {listed(others) or 'none'}."
+        return f"{shown} Not significantly higher: {_some(others) or 'none'}."
 
 
-def listed(models: Sequence[str]) -> str:
+def _some(models: Sequence[str]) -> str:
     """Models in a sentence; of many, the first few and how many follow."""
     more = len(models) - MOST
     return ", ".join(models) if more <= 1 else f"{', '.join(models[:MOST])} and {more} more"
 
 
-def name_of(score: Score) -> str:
+def _shared_name(score: Score) -> str:
     """The name by which a model is found on other data sets, where other settings of its encoding may be compared.
 
     This is the encoding if the model is its only one on this data set, or the only one with the default options.
@@ -131,7 +130,7 @@ def ranking_of(found: Sequence[Score]) -> Ranking | None:
     for score in usable:
         comparison = score.comparison
         if domains.count(comparison.domain) == 1 and score.split == comparison.splits[0]:
-            nats.setdefault(comparison.name, {})[name_of(score)] = score.nats.value
+            nats.setdefault(comparison.name, {})[_shared_name(score)] = score.nats.value
     nats = {name: each for name, each in nats.items() if len(each) >= FEWEST_MODELS}
     models = sorted(set.intersection(*map(set, nats.values()))) if nats else []
     if len(models) < FEWEST_MODELS:
@@ -158,7 +157,7 @@ def ranking_table(ranking: Ranking) -> Table:
         "right answers."
     ]
     if ranking.absent:
-        notes.append(f"Not ranked, because some data set lacks them: {listed([*map(parenthesised, ranking.absent)])}.")
+        notes.append(f"Not ranked, because some data set lacks them: {_some([*map(parenthesised, ranking.absent)])}.")
     return Table(KEY, "Mean ranks over data sets", columns, rows, notes)
 
 
@@ -178,11 +177,9 @@ def ranking_plot(ranking: Ranking, folder: Path) -> Plot:
     for at, (low, high) in enumerate(ranking.groups):
         ends = [heights[low] + 0.25, heights[high] - 0.25]
         axes.plot([1.02 + 0.015 * at] * 2, ends, color=INK, linewidth=2.5, solid_capstyle="butt", **beside)
-    axes.set_yticks(heights, [wrapped(model, NAME) for model in ranking.models])
-    axes.set(xlim=(0.8, number + 0.2), ylim=(-0.6, number - 0.4), xlabel="rank by nats/token (lower is better)")
+    rows_of_names(axes, ranking.models)
+    axes.set(xlim=(0.8, number + 0.2), xlabel="rank by nats/token (lower is better)")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.tick_params(axis="y", length=0)
-    axes.grid(False, axis="y")
     rows: list[Row] = [
         {"model": model, "mean": float(mean), "critical_difference": critical}
         for model, mean in zip(ranking.models, ranking.means, strict=True)
