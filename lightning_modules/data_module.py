@@ -1,5 +1,6 @@
 """Training batches, as a pure function of (seed, step)."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
@@ -230,6 +231,7 @@ class Loader(DataLoader):
     """A loader whose worker processes receive no signals: the main process finishes its step and then ends them."""
 
     def __iter__(self) -> Iterator:
+        gc.collect()  # otherwise a worker may destroy CUDA graphs of an earlier training, which ends it with an error
         with stopping.signals_blocked():
             return super().__iter__()
 

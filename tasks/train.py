@@ -1,6 +1,7 @@
 """task=train: prepare the data, train, score the test split once, write samples, print the results."""
 
 import csv
+import gc
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -44,6 +45,7 @@ class Train(Task):
         run = RunDirectory.of(session.config)
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = session.store()
+        gc.collect()  # in a sweep, the model before this one may still take up memory
         model = session.model_in_place(store.manifest["vocabulary"], training=True)
         session.console.print(Text("bearings", "bold"), f" {run.path}", soft_wrap=True)
         memory = session.step_memory(model.transformer)

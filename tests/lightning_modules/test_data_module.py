@@ -1,5 +1,7 @@
 """Training rows are a pure function of (seed, row) and cover what they should."""
 
+import gc
+import os
 import pickle
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from bearings.core.errors import UserError
 from bearings.lightning_modules.data_module import (
     IGNORED,
     DataModule,
+    Loader,
     Piece,
     StepBatches,
     TrainingRows,
@@ -181,6 +184,37 @@ def test_workers_change_nothing(letters, store, workers):
     expected = [collate([module.rows[i] for i in rows])["inputs"] for rows in StepBatches(5, 12, 3)]
     assert len(batches) == 7
     assert all(torch.equal(a, b) for a, b in zip(batches, expected, strict=True))
+
+
+class Leftover:
+    """Part of a reference cycle. Notes which process destroys it, as a CUDA graph would fail outside its own."""
+
+    def __init__(self, path):
+        self.path, self.cycle = path, self
+
+    def __del__(self):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Collecting(list):
+    """Rows whose worker process collects garbage, as a long training does."""
+
+    def __getitem__(self, item):
+        gc.collect()
+        return super().__getitem__(item)
+
+
+def test_workers_do_not_destroy_what_an_earlier_training_left(tmp_path):
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        Leftover(tmp_path / "destroyed")
+        assert list(Loader(Collecting([1, 2]), num_workers=1)) == [torch.tensor([1]), torch.tensor([2])]
+    finally:
+        if was:
+            gc.enable()
+    assert (tmp_path / "destroyed").read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

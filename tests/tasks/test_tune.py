@@ -1,6 +1,8 @@
 """task=tune: the grid is trained, the best on validation is named, and the test split stays unseen."""
 
 import csv
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,27 @@ def test_a_search_resumes(tmp_path, tune):
     assert again[:2] == [{**row, "chosen": again[i]["chosen"]} for i, row in enumerate(rows)]
     assert printed.count("already finished") == 2
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_a_point_is_trained_without_the_model_of_the_one_before(tune, monkeypatch):
+    """Whose memory would otherwise count as used when settings are chosen by free memory."""
+    models, before, inner = [], [], Session.model_in_place
+
+    def built(self, *args, **options):
+        before.append([model() for model in models])
+        model = inner(self, *args, **options)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Session, "model_in_place", built)
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        tune(rates=[1e-3, 1e-2, 3e-2])
+    finally:
+        if was:
+            gc.enable()
+    assert before == [[], [None], [None, None]]
 
 
 def test_a_wider_grid_joins_the_one_before(tmp_path, tune):
