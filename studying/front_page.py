@@ -84,8 +84,9 @@ def _kept(topics: Sequence[Topic], outcomes: Mapping[str, Outcome]) -> list[Topi
 
 
 def _named(topic: Topic, outcomes: Mapping[str, Outcome]) -> str:
-    seeds = max(row["seeds"] for row in outcomes[topic.study].rows)
-    return f"{topic.title} ([{topic.study}]({topic.study}/README.md), {plural(seeds, 'seed')})"
+    seeds = [row["seeds"] for row in outcomes[topic.study].rows]
+    fewer = f"{min(seeds)} to " if min(seeds) < max(seeds) else ""
+    return f"{topic.title} ([{topic.study}]({topic.study}/README.md), {fewer}{plural(max(seeds), 'seed')})"
 
 
 def _losses(outcome: Outcome) -> str:

@@ -35,7 +35,7 @@ def test_lines_name_what_is_decided_and_count_the_rest():
 
 def test_without_a_decided_encoding_the_line_says_so():
     page = front_page({"genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1))})
-    assert "none is lower than rope; not decided: pope -0.1 %." in page
+    assert "1 to 3 seeds): none is lower than rope; not decided: pope -0.1 %." in page
 
 
 def test_settings_of_a_model_are_told_from_the_next_model():
