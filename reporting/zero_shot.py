@@ -149,6 +149,8 @@ def _difference(one: Mapping[int, Items], other: Mapping[int, Items], seeds: Seq
     mine, theirs = (
         by_cluster(np.stack([runs[seed].columns[column] for seed in seeds]), clusters) for runs in (one, other)
     )
+    if len(np.unique(first.groups)) > 1:  # groups count equally, as in the scores
+        mine, theirs, sizes = mine / sizes, theirs / sizes, np.ones_like(sizes)
     paired = difference(mine, theirs, sizes, MARGIN)
     differing = np.count_nonzero((mine != theirs).any(0))
     ends = (paired.both or paired.clusters) if differing >= FEWEST_CLUSTERS else None
