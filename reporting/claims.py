@@ -53,16 +53,18 @@ def read_claims(given: Any) -> list[Claim]:
 
 
 def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
-    """A row for each claim about models of a comparison of `study`; None if there are none."""
+    """A row for each claim and each comparison of `study` with scores of its models; None without claims."""
     rows: list[Row] = [
         {"domain": comparison.name, **row}
         for comparison in study.comparisons
         for claim in claims
         for row in _rows(comparison, claim)
     ]
+    judged = {row["claim"] for row in rows}
+    rows += [{"claim": each.claim, "verdict": "no scores"} for each in claims if each.claim not in judged]
     if not rows:
         return None
-    several = len({row["domain"] for row in rows}) > 1
+    several = len({row["domain"] for row in rows if "domain" in row}) > 1
     columns = {
         "claim": ("claim", str),
         **({"domain": ("comparison", str)} if several else {}),
@@ -76,6 +78,7 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
         "Intervals are Student's t over seeds, not adjusted for the number of claims.",
         f"Shown: the whole interval is below 0, or below {PER_CENT * TOLERANCE:g} % where no rise is claimed. Refuted: "
         "all of it is above that. Smaller than published: neither, but the interval excludes the published difference. "
+        "No scores: the models have none with the same seed, split or context. "
         "Verdicts are about models of this size, data and training only.",
     ]
     return Table("claims", "Claims of papers", columns, rows, notes)

@@ -95,10 +95,13 @@ def test_verdicts():
 def test_too_few_seeds_and_unknown_models_give_no_verdict(folder):
     for path in (folder / "runs").glob("jsb/pope/*-s2"):
         (path / "extrapolation" / "test.csv").unlink()
-    (row,) = rows(folder, Claim("lower", "pope", than="rope", context=128), Claim("none", "path", context=128))
+    row, unknown = rows(folder, Claim("lower", "pope", than="rope", context=128), Claim("none", "path", context=128))
     assert row["verdict"] == "not enough seeds"
     assert "interval" not in row
-    assert rows(folder, Claim("none", "path", context=128)) == rows(folder, Claim("none", "rope", context=999)) == []
+    assert unknown == {"claim": "none", "verdict": "no scores"}
+    assert rows(folder, Claim("none", "rope", context=999)) == [unknown]
+    assert rows(folder, Claim("none", "pope", than="rope", split="tset")) == [unknown]
+    assert rows(folder) == []
 
 
 def test_the_page_of_a_study_lists_its_claims(folder):
