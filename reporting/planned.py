@@ -95,7 +95,7 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         if "claims" in found:
             found["claims"] = read_claims(found["claims"])
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{folder / LIST}: not a list of runs ({one_line(error)})") from error
+        raise UserError(f"{folder / LIST}: {one_line(error)}") from error
     runs, search = 0, [found["search"]] if "search" in found else []
     for key, lines in (("runs", found["runs"]), ("then", found.get("then", [])), ("search", search)):
         for line in lines:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.words import plural
-from ..reporting.planned import read_list
+from ..reporting.planned import listed, read_list
 from ..reporting.tables import Row, Table
 from .catalogue import STUDIES
 from .outcomes import Outcome
@@ -40,8 +40,8 @@ CONVERSION = Topic("conversion", "conversion", "A pretrained RoPE model of 135 m
 DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small models")
 
 
-def front_page(outcomes: Mapping[str, Outcome]) -> str:
-    """The page for these outcomes by study; topics without records are left out."""
+def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> str:
+    """The page for these outcomes by study, and studies that are `planned`; topics without records are left out."""
     sentences = {
         **dict.fromkeys(LOSSES, _losses),
         LENGTHS: _lengths,
@@ -73,10 +73,23 @@ def front_page(outcomes: Mapping[str, Outcome]) -> str:
             "",
             *index,
             "",
+            *_planned(planned),
             "`python main.py task=study study=all task.report=true` writes this page from the records.",
             "",
         ]
     )
+
+
+def _planned(names: Sequence[str]) -> list[str]:
+    """The section on studies without records."""
+    if not names:
+        return []
+    lines = [
+        f"- [{name}]({name}/study.yaml): {_first_sentence(name)} {plural(len(listed(STUDIES / name)), 'run')}."
+        for name in names
+    ]
+    how = "The questions were written before the first run. `python main.py task=study study=NAME` trains a study."
+    return ["## Planned studies", "", how, "", *lines, ""]
 
 
 def _kept(topics: Sequence[Topic], outcomes: Mapping[str, Outcome]) -> list[Topic]:

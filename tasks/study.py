@@ -137,4 +137,5 @@ def _check_readme() -> None:
 def _pages(readme: str, outcomes: Mapping[str, Outcome]) -> dict[Path, str]:
     """The text of the repository's README, updated from `readme`, and of the page of all studies."""
     table = summary(chosen(each.rows for each in outcomes.values()))
-    return {README: with_summary(readme, table), PAGE: front_page(outcomes)}
+    planned = [name for name in studies() if name not in outcomes]
+    return {README: with_summary(readme, table), PAGE: front_page(outcomes, planned)}

@@ -44,6 +44,14 @@ def test_settings_of_a_model_are_told_from_the_next_model():
     assert "not decided: 2 (path [match_steps=75, distil_steps=75] +1.1 %, fox +17.9 %)." in page
 
 
+def test_planned_studies_are_listed_with_their_questions():
+    page = front_page({"jsb": outcome(row("pope", -7.0, "lower"))}, ["zoo_maestro"])
+    assert "\n## Planned studies\n" in page
+    assert "- [zoo_maestro](zoo_maestro/study.yaml): Which of the toolkit's encodings model piano performances" in page
+    assert " best? 270 runs.\n" in page
+    assert "Planned" not in front_page({})
+
+
 def test_the_largest_comparison_stands_for_a_study():
     contestants = [["rope"], ["rope", "path"], ["rope", "fox"]]
     comparisons = [SimpleNamespace(contestants=each) for each in contestants]

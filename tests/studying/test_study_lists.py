@@ -95,7 +95,7 @@ def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
 )
 def test_a_key_that_no_run_can_have_is_refused(tmp_path, entry, key, message):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], entry: ["data.length", key]}))
-    with pytest.raises(UserError, match=re.escape(f"({entry}: {key}: {message})")):
+    with pytest.raises(UserError, match=re.escape(f"study.yaml: {entry}: {key}: {message}")):
         Context().run(read_list, tmp_path)  # without the packages that all tests trust
     with trusting("mine"):  # its classes can have any options
         assert read_list(tmp_path)[entry][1] == key
