@@ -236,6 +236,11 @@ class Loader(DataLoader):
             return super().__iter__()
 
 
+def loader_died(error: RuntimeError) -> bool:
+    """Whether `error` says that a process of a loader was killed. PyTorch has no class for this error."""
+    return str(error).startswith(("DataLoader worker (pid", "Pin memory thread exited"))
+
+
 class DataModule:
     """Feeds a prepared domain to training, after `use(store)`.
 

@@ -20,6 +20,7 @@ from ..domains.unit_labels import unit_label
 from ..lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
 from ..lightning_modules.context_parallel import ContextParallel
 from ..lightning_modules.conversion import STAGES
+from ..lightning_modules.data_module import loader_died
 from ..lightning_modules.fitting import FittedData, FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.metrics_csv import MetricsCSV
@@ -40,7 +41,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
 
     Raises:
         DivergedError, InterruptedRunError: see `Validation`.
-        UserError: another rank was lost, or no checkpoint can be read.
+        UserError: another rank or a process of the loader was lost, or no checkpoint can be read.
     """
     settings, model = session.settings, FittedModel.of(model)
     checkpoint, step, validated_step = last_good_checkpoint(session, run, store.manifest["vocabulary"])
@@ -135,7 +136,7 @@ def _loggers(session: Session, run: RunDirectory, columns: list[str], step: int,
 
 @contextmanager
 def _explained(trainer: Trainer) -> Iterator[None]:
-    """Undo Lightning's handling of KeyboardInterrupt, and raise UserError for a lost connection between ranks."""
+    """Undo Lightning's handling of KeyboardInterrupt, and raise UserError if another rank or a loader was lost."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -150,6 +151,12 @@ def _explained(trainer: Trainer) -> Iterator[None]:
             raise UserError(
                 f"rank {trainer.global_rank} lost its connection to another rank, which may have been killed or have "
                 f"run out of memory ({one_line(error)}): rerun the same command to resume from the last checkpoint"
+            ) from error
+        if loader_died(error):
+            raise UserError(
+                f"a process that loads training data was killed ({one_line(error)}), perhaps because memory or shared "
+                "memory (/dev/shm) ran out: free some, or set data.workers to a lower number, and rerun the same command "
+                "to resume from the last checkpoint"
             ) from error
         raise
 

@@ -100,6 +100,22 @@ def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(
     assert losses == expected
 
 
+def test_a_killed_loader_process_is_reported_and_the_run_resumes(tmp_path, monkeypatch, losses):
+    def killed(pid, number, *, inner=os.kill):
+        inner(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    go(configured(tmp_path / "whole"))
+    expected = dict(losses)
+    losses.clear()
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 14)
+        patch.setattr(training_support.os, "kill", killed)
+        with pytest.raises(UserError, match=r"a process that loads training data was killed .*: .*data.workers"):
+            go(configured(tmp_path / "cut", "data.workers=1"))
+    go(configured(tmp_path / "cut"))
+    assert losses == expected
+
+
 def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, losses):
     whole, _ = go(configured(tmp_path / "whole"))
     inner, scored = Evaluation.score, []
