@@ -145,6 +145,8 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             key = found[0]["loc"][0]
             return [f"{name}: {key}={shortened(value[key])} should be a list, as {name}={{{key}:[{value[key]}]}}"]
         if any(map(_asks_for_list, found)):
+            if isinstance(value, str) and value.startswith("["):
+                return [f"{name}={shown}: it should be a list, without quotes around it"]
             ways = {f"{name}=[{value}]": [value], f"\"{name}=['{value}']\"": [str(value)]}
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")

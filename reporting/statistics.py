@@ -58,7 +58,7 @@ class Difference:
         cluster_p: p of the studentised bootstrap over clusters.
         both_p: p over seeds and clusters together.
         equivalence_p: p of the two one-sided tests (TOST) within `margin`, over seeds and clusters together.
-        largest_share: share of the cluster that deviates most in the sum of squared deviations.
+        largest_share: share of the cluster that deviates most in the sum of squared deviations; None for one cluster.
         without: both_p and equivalence_p without that cluster if it dominates; otherwise None.
     """
 
@@ -77,13 +77,13 @@ class Difference:
     cluster_p: float | None
     both_p: float | None
     equivalence_p: float | None
-    largest_share: float
+    largest_share: float | None
     without: tuple[float | None, float | None] | None
 
     @property
     def dominated(self) -> bool:
         """Whether one cluster causes most of the variance over clusters."""
-        return self.largest_share > DOMINANT
+        return self.largest_share is not None and self.largest_share > DOMINANT
 
     @property
     def deciding(self) -> tuple[float | None, float | None]:
@@ -146,7 +146,7 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
         **found.intervals(),
         **_seed_tests(scores, references),
         **found.tests(value, margin),
-        largest_share=share,
+        largest_share=share if len(sizes) > 1 else None,
         without=without,
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-# PyTorch's threads busy-wait for each other. With the default limit, another busy process slows a run tenfold; with this
-# one threefold, at the same speed on a quiet machine.
+# PyTorch's threads busy-wait for each other. With the default limit, another busy process slows a run tenfold; with
+# this one threefold, at the same speed on a quiet machine.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

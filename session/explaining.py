@@ -26,7 +26,13 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, OverrideParseException):
         if "=" not in str(error.override):
             return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
-        quoted = as_setting(*error.override.split("=", 1))
+        key, value = error.override.split("=", 1)
+        if example := {"[": "['my folder',other]", "{": "{KEY:'my folder'}"}.get(value[:1]):
+            return (
+                f"{error.override}: cannot be parsed; check its brackets, and put each text with special characters in "
+                f'quotes, such as "{key}={example}"'
+            )
+        quoted = as_setting(key, value)
         return f'{error.override}: cannot be parsed; put a value with special characters in quotes: "{quoted}"'
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"out of memory ({one_line(error)}): use a smaller model, batch or length"

@@ -155,8 +155,8 @@ def _explained(trainer: Trainer) -> Iterator[None]:
         if loader_died(error):
             raise UserError(
                 f"a process that loads training data was killed ({one_line(error)}), perhaps because memory or shared "
-                "memory (/dev/shm) ran out: free some, or set data.workers to a lower number, and rerun the same command "
-                "to resume from the last checkpoint"
+                "memory (/dev/shm) ran out: free some, or set data.workers to a lower number, and rerun the same "
+                "command to resume from the last checkpoint"
             ) from error
         raise
 

@@ -85,6 +85,11 @@ class RunDirectory:
                 f"run={path}: {error.filename} does not exist: give the directory of a run of task=train"
             ) from error
         except KeyError as error:
+            if (path / "model.safetensors").exists():
+                raise UserError(
+                    f"run={path}: this folder holds an exported model, which only bearings.load opens: give the "
+                    "directory of its run"
+                ) from error
             raise UserError(
                 f"run={path}: config.yaml has no {error}, so it is cut off or another version wrote it: copy or train "
                 "the run again"

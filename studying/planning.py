@@ -120,7 +120,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
 
     Args:
         folder: the study.
-        runs: where the runs are trained.
+        runs: where the runs are trained; searches use the folder `tuning` next to it.
         settings: settings for every run.
 
     Raises:
@@ -205,7 +205,7 @@ def _search(
 ) -> Searched:
     """The search for the settings of `run`, whose checked configuration is `config`."""
     own, places = ([each for each in given if not key_of(each).startswith("task.")] for given in (run, settings))
-    given = [*without_seed(own), *search.split(), *places, f"task.out={runs / 'search'}"]
+    given = [*without_seed(own), *search.split(), *places, as_setting("task.out", runs.parent / "tuning")]
     with _named(folder, search.split()):
         asked_for, task = _asked(given)
         path = task.check(Session(config))

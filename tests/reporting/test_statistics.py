@@ -322,6 +322,12 @@ def test_dominant_cluster_is_detected(clusters):
     assert found.dominated
 
 
+def test_one_cluster_has_no_share():
+    found = difference(np.array([[0.3]]), np.array([[0.1]]), np.array([7.0]), 0.1)
+    assert found.largest_share is None
+    assert not found.dominated
+
+
 def test_coverage_with_rare_outlying_clusters():
     """Why a dominating cluster is named: what it stands for is one that other studies would lack."""
     sums = far_off(20, 1 / 20)

@@ -67,6 +67,10 @@ MISTAKES = {
     "model.mlp_hidden=0": "model.mlp_hidden=0: it must be at least 1, or null",
     "optimizer.learning_rate=nan": "optimizer.learning_rate=nan: it must be a finite number above 0",
     "domain.path=a(b": "domain.path=a(b: cannot be parsed; put a value with special characters in quotes",
+    "task=report task.directories=[runs,a(b]": "task.directories=[runs,a(b]: cannot be parsed; check its brackets, and "
+    "put each text with special characters in quotes, such as \"task.directories=['my folder',other]\"\n",
+    "task=study task.settings={domain.path:a(b}": "task.settings={domain.path:a(b}: cannot be parsed; check its "
+    "brackets, and put each text with special characters in quotes, such as \"task.settings={KEY:'my folder'}\"\n",
     "domain._target_=bearings.domains.nonesuch.Dice": "domain._target_=bearings.domains.nonesuch.Dice: it cannot be "
     "imported (ModuleNotFoundError: No module named 'bearings.domains.nonesuch')",
     "--epochs 3": "--epochs: unknown flag: write settings as key=value, such as trainer.steps=100",
@@ -93,6 +97,7 @@ MISTAKES = {
     "domain=genome domain.valid=21": "domain.valid=21: it should be a list, as \"domain.valid=['21']\"",
     "task=tune task.grid=3": "task.grid=3: it should be a mapping, as task.grid={KEY:VALUE}",
     "task=tune task.grid={model.dropout:0.1}": "task.grid: model.dropout=0.1 should be a list, as task.grid={model.",
+    "task=tune task.rates='[1e-3,1e-2]'": "task.rates='[1e-3,1e-2]': it should be a list, without quotes around it\n",
     "task=tune task.rates=fast": "task.rates='fast': it should be a list\n",
     "optimizer.betas=null": "optimizer.betas=null: it should be a list\n",
     "domain=genome domain.valid=true": "domain.valid=true: it should be a list\n",

@@ -50,7 +50,7 @@ def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, mon
     assert [job.run for job in first] == ["experiment=debug encoding=rope", "experiment=debug encoding=nope"]
     command = planning.commands(first[:1])[0][2:]
     assert command[:5] == ["experiment=debug", "encoding=rope", "task=tune", "task.rates=[1e-3,1e-2]", command[4]]
-    assert command[4:] == ["task.grid={model.dropout:[0.0,0.5]}", "seed=5", CPU, f"task.out={trained / 'search'}"]
+    assert command[4:] == ["task.grid={model.dropout:[0.0,0.5]}", "seed=5", CPU, f"task.out={searched / 'tuning'}"]
     config, tune = planning_of(command)
     assert first[0].path == tune.check(Session.of(config))
     given = [[sys.executable, "-c", SEARCH, str(job.path)] for job in first]
@@ -68,6 +68,12 @@ def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, mon
         for name in ("rope", "nope")
     ]
     assert [len(group) for group in planning.together(then, 2)] == [2, 2]
+
+
+def test_a_search_trains_outside_the_folder_of_runs_which_reports_read(searched):
+    runs = searched / "größere Läufe" / "runs"
+    for job in planning.plan(searched, runs, [CPU]):
+        assert job.path.is_relative_to(runs.with_name("tuning"))
 
 
 def planning_of(command):

@@ -33,6 +33,8 @@ def test_an_exported_model_gives_the_run_s_logits(tmp_path, capsys, encoding):
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "model.safetensors"]
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read the other
     assert "not finished" not in capsys.readouterr().out
+    with pytest.raises(UserError, match="export: this folder holds an exported model"):
+        RunDirectory.open(folder)
     run.write_manifest(finished=None)
     build(plain["task"], "task")(Session.of(plain))
     assert "is not finished" in capsys.readouterr().out
