@@ -179,6 +179,21 @@ def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_
     assert [model() for model in models] == [None]
 
 
+def test_a_deterministic_run_plans_as_such_and_leaves_pytorch_as_it_was(tmp_path, monkeypatch):
+    """Its banner and manifest would otherwise describe the plan of other runs, and later runs of a sweep its own."""
+    modes, inner = [], Session.device_facts
+
+    def facts(self, transformer):
+        modes.append(torch.are_deterministic_algorithms_enabled())
+        return inner(self, transformer)
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.setattr(Session, "device_facts", facts)
+    for seed, deterministic in enumerate(("true", "false")):
+        go(configured(tmp_path, "trainer.steps=2", f"trainer.deterministic={deterministic}", f"seed={seed}"))
+    assert modes == [True, False]
+
+
 class WandBRun:
     """The part of a W&B run that Lightning uses."""
 
