@@ -275,6 +275,13 @@ def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
         MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20, 20)
 
 
+def test_a_row_of_metrics_that_a_full_disk_has_cut_off_is_dropped(tmp_path):
+    path, rows = tmp_path / "metrics.csv", "step,train_nll,valid_nll\r\n9,1.5,\r\n10,1.4,\r\n"
+    path.write_bytes(f"{rows}1".encode())  # of step 11
+    MetricsCSV(path, ["train_nll", "valid_nll"], 10, 0)
+    assert path.read_bytes() == rows.encode()
+
+
 def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     run = RunDirectory(tmp_path / "runs", {})
