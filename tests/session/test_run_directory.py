@@ -164,6 +164,20 @@ def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
     assert np.array_equal(Records.load(run.records("test")).nats, tested.nats)
 
 
+def test_splits_that_two_processes_score_at_once_are_both_noted(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "trainer.steps=2"))
+    inner = RunDirectory._manifest_locked
+
+    def locked(self):
+        monkeypatch.setattr(RunDirectory, "_manifest_locked", inner)
+        run.note_score("valid")  # by the other process, which has the lock first
+        return inner(self)
+
+    monkeypatch.setattr(RunDirectory, "_manifest_locked", locked)
+    run.note_score("test")
+    assert run.manifest["scored"].keys() == {"valid", "test"}
+
+
 def test_a_changed_source_is_reported(tmp_path, monkeypatch):
     states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
     for module in ("run_directory", "provenance"):
