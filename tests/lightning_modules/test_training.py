@@ -26,6 +26,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.schedule import learning_rate_factor
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.tasks.check import Check
 
 
 def test_the_optimiser_follows_the_schedule_and_the_clip(tmp_path, monkeypatch):
@@ -181,17 +182,19 @@ def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_
 
 def test_a_deterministic_run_plans_as_such_and_leaves_pytorch_as_it_was(tmp_path, monkeypatch):
     """Its banner and manifest would otherwise describe the plan of other runs, and later runs of a sweep its own."""
-    modes, inner = [], Session.device_facts
+    modes, inner = [], Session.attention
 
-    def facts(self, transformer):
+    def attention(self, transformer):
         modes.append(torch.are_deterministic_algorithms_enabled())
         return inner(self, transformer)
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
-    monkeypatch.setattr(Session, "device_facts", facts)
-    for seed, deterministic in enumerate(("true", "false")):
-        go(configured(tmp_path, "trainer.steps=2", f"trainer.deterministic={deterministic}", f"seed={seed}"))
-    assert modes == [True, False]
+    monkeypatch.setattr(Session, "attention", attention)
+    plain = configured(tmp_path, "trainer.steps=2", "trainer.deterministic=true")
+    Check()(Session.of(plain))
+    go(plain)
+    go(configured(tmp_path, "trainer.steps=2", "seed=1"))
+    assert modes == [True, True, True, False, False]
 
 
 class WandBRun:
