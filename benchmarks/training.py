@@ -373,7 +373,7 @@ def main() -> None:
     """Time the contenders of each size one after the other, in turns with the first, and write their rows."""
     arguments = parsed()
     torch.set_float32_matmul_precision("high")
-    # Same settings as in Lightning and `build_trainer` for deterministic runs; other modes are not affected.
+    # Same settings as in `TrainerSettings.determinism`; other modes are not affected.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     made_by = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}

@@ -18,7 +18,11 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:
     """`lru_cache`, but not within torch.compile, which ignores the cache and warns about it."""
-    remembered = lru_cache(maxsize=1024)(function)
+
+    @lru_cache(maxsize=1024)
+    def remembered(*given: P.args, **named: P.kwargs) -> R:
+        with torch.inference_mode(False):  # a gradient may need the result later
+            return function(*given, **named)
 
     @wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:

@@ -75,8 +75,6 @@ def build_trainer(
     warnings.filterwarnings("ignore", ".*Total length of.*is zero.*")  # with no steps
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # from Lightning's use of PyTorch
     warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older versions of PyTorch have no other name for it
-    # A debugging aid that makes deterministic runs fill every new tensor.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     trainer = Trainer(
         default_root_dir=directory,
         max_steps=settings.steps,
@@ -86,7 +84,6 @@ def build_trainer(
         num_nodes=settings.nodes,
         strategy=_strategy(settings),
         precision=cast("Any", settings.precision),
-        deterministic=settings.deterministic or None,
         plugins=[CheckpointWriter()],
         callbacks=callbacks,
         logger=loggers,

@@ -39,7 +39,8 @@ class MetricsCSV(Logger):
         if path.exists():
             try:
                 with open(path, newline="") as file:
-                    for row in csv.DictReader(file):
+                    whole = (line for line in file if line.endswith("\n"))  # a full disk may have cut the last one off
+                    for row in csv.DictReader(whole):
                         if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step):
                             kept.append(row)
             except (KeyError, TypeError, ValueError) as error:

@@ -1,5 +1,8 @@
 """The settings of training on this machine, checked before Lightning is imported."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,6 +71,20 @@ class TrainerSettings:
         if self.activation_checkpointing:
             return "cannot be combined with activation_checkpointing=true"
         return None
+
+    @contextmanager
+    def determinism(self) -> Iterator[None]:
+        """In this context, PyTorch uses deterministic kernels if `deterministic` is set; plans depend on it."""
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if self.deterministic:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS requires it, from the first product on
+            # A debugging aid that fills every new tensor.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+            torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
     @property
     def ranks(self) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
@@ -88,10 +89,19 @@ class Sweep:
         except SystemExit as end:
             if not sweep or end.code == stopping.STATUS:  # a stop ends the whole sweep
                 raise
-            if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
-                # A separate job; its launcher reports the error.
-                raise UserError(f"a run of the sweep failed: {settings}") from end
-            self.failed.append(settings)
+            self._fail(settings, end)
+        except Exception as error:
+            if not sweep:
+                raise
+            traceback.print_exc()
+            self._fail(settings, error)
+
+    def _fail(self, settings: str, error: BaseException) -> None:
+        """Note a failed run whose error has been printed."""
+        if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
+            # A separate job; its launcher reports the error.
+            raise UserError(f"a run of the sweep failed: {settings}") from error
+        self.failed.append(settings)
 
     def report(self) -> None:
         """Print the number of skipped runs. Raises UserError if runs failed."""

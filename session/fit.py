@@ -130,8 +130,18 @@ def _loggers(session: Session, run: RunDirectory, columns: list[str], step: int,
         TensorBoardLogger(run.path, name="", version="tensorboard"),
     ]
     if session.settings.wandb:
-        loggers.append(WandbLogger(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
+        loggers.append(WandB(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
     return loggers
+
+
+class WandB(WandbLogger):
+    """Ends its W&B run with the training; otherwise the next run of a sweep would log to it."""
+
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        import wandb  # pyright: ignore[reportMissingImports]  # late: it is optional
+
+        wandb.finish(exit_code=0 if status == "success" else 1)
 
 
 @contextmanager

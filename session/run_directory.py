@@ -313,7 +313,9 @@ class RunDirectory:
     def note_score(self, split: str) -> None:
         """Record when `split` was scored again, and with which version of the code."""
         scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
-        self.write_manifest(scored={**self.manifest.get("scored", {}), split: scored})
+        with self._manifest_locked():
+            manifest = self.manifest
+            self._write_facts({**manifest, "scored": {**manifest.get("scored", {}), split: scored}})
 
     def begin_session(self, store_manifest: Mapping, model: Mapping, session: Mapping) -> None:
         """Record the configuration, the data, the model and the new training session."""

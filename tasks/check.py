@@ -14,8 +14,9 @@ class Check(Task):
         run = RunDirectory.of(session.config)
         store = session.store()
         model = session.model_in_place(store.manifest["vocabulary"], training=False)
-        memory = session.step_memory(model.transformer)
-        lines = banner_lines(session, store, model, memory, session.cuda_graphs(model.transformer, memory))
+        with session.settings.determinism():
+            memory = session.step_memory(model.transformer)
+            lines = banner_lines(session, store, model, memory, session.cuda_graphs(model.transformer, memory))
         tokens = model.steps * session.data.batch_size * session.data.length
         flops = 3 * model.transformer.flops_per_token(session.data.length) * tokens
         padded = "" if session.data.always_full else "at most "  # rows that are not full have fewer tokens

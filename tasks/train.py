@@ -42,6 +42,10 @@ class Train(Task):
         self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
     def __call__(self, session: Session) -> None:
+        with session.settings.determinism():
+            self._train(session)
+
+    def _train(self, session: Session) -> None:
         run = RunDirectory.of(session.config)
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = session.store()

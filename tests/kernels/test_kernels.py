@@ -86,6 +86,16 @@ def test_rope_rotates_half_split_pairs():
     torch.testing.assert_close(rotate(x, torch.tensor([5]), 100.0), expected, **EXACT)
 
 
+def test_phases_of_a_scored_model_can_be_trained():
+    """The table of frequencies, which is kept, was first used without gradients."""
+    positions, frequencies = torch.arange(3.0), [0.7, 0.3]
+    with torch.inference_mode():
+        phases(positions, 2, frequencies)
+    positions.requires_grad_()
+    phases(positions, 2, frequencies).sum().backward()
+    assert torch.equal(positions.grad, torch.ones(3))
+
+
 def test_phases_are_exact_and_rope_keeps_dtype():
     got = phases(torch.tensor([1_000_000]), 4, 10000.0)[0].cos()
     expected = [math.cos(1_000_000 * 10000.0 ** (-channel / 4)) for channel in range(4)]

@@ -5,15 +5,19 @@ import math
 import re
 import shutil
 import signal
+import sys
 import weakref
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 from conftest import Letters
+from lightning.pytorch.loggers import wandb as wandb_logger
 from training_support import STEPS, configured, go
 
-from bearings.core.errors import UserError
+from bearings.core.errors import DivergedError, UserError
 from bearings.domains.records import Records
 from bearings.lightning_modules import callbacks, data_module
 from bearings.lightning_modules.checkpoints import CheckpointWriter
@@ -22,6 +26,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.schedule import learning_rate_factor
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.tasks.check import Check
 
 
 def test_the_optimiser_follows_the_schedule_and_the_clip(tmp_path, monkeypatch):
@@ -173,6 +178,60 @@ def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     gc.collect()
     assert [model() for model in models] == [None]
+
+
+def test_a_deterministic_run_plans_as_such_and_leaves_pytorch_as_it_was(tmp_path, monkeypatch):
+    """Its banner and manifest would otherwise describe the plan of other runs, and later runs of a sweep its own."""
+    modes, inner = [], Session.attention
+
+    def attention(self, transformer):
+        modes.append(torch.are_deterministic_algorithms_enabled())
+        return inner(self, transformer)
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.setattr(Session, "attention", attention)
+    plain = configured(tmp_path, "trainer.steps=2", "trainer.deterministic=true")
+    Check()(Session.of(plain))
+    go(plain)
+    go(configured(tmp_path, "trainer.steps=2", "seed=1"))
+    assert modes == [True, True, True, False, False]
+
+
+class WandBRun:
+    """The part of a W&B run that Lightning uses."""
+
+    def __init__(self, name):
+        self.id, self.steps, self.exit_code = name, [], None
+
+    def log(self, metrics, step=None):
+        self.steps.append(metrics["trainer/global_step"])
+
+
+def test_every_run_of_a_sweep_has_its_own_wandb_run(tmp_path, monkeypatch):
+    started, names = [], ("wandb", "wandb.sdk", "wandb.sdk.lib", "wandb.wandb_run")
+    wandb, sdk, lib, run = (ModuleType(name) for name in names)
+    wandb.__spec__, wandb.run, lib.RunDisabled, run.Run = ModuleSpec("wandb", None), None, type(None), WandBRun
+
+    def init(**given):
+        wandb.run = WandBRun(given["id"])
+        started.append(wandb.run)
+        return wandb.run
+
+    def finish(exit_code=None):
+        wandb.run.exit_code, wandb.run = exit_code, None
+
+    wandb.init, wandb.finish = init, finish
+    for name, module in zip(names, (wandb, sdk, lib, run), strict=True):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(wandb_logger, "_WANDB_AVAILABLE", True)
+    given = "trainer.wandb=true", "trainer.steps=2", "trainer.validate_every=2"
+    finished, _ = go(configured(tmp_path, *given))
+    monkeypatch.setattr(LanguageModel, "nats", lambda self, batch: self.transformer.norm.weight.sum() * float("nan"))
+    with pytest.raises(DivergedError):
+        go(configured(tmp_path, *given, "seed=1"))
+    assert [(each.id[-2:], each.exit_code) for each in started] == [("s0", 0), ("s1", 1)]
+    assert started[0].id == finished.path.name
+    assert started[0].steps[-1] == 2
 
 
 @pytest.mark.parametrize("letters_a_token", [2.0, 0.0])

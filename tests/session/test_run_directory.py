@@ -164,6 +164,20 @@ def test_a_run_that_was_not_tested_is_when_it_is_shown(tmp_path):
     assert np.array_equal(Records.load(run.records("test")).nats, tested.nats)
 
 
+def test_splits_that_two_processes_score_at_once_are_both_noted(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "trainer.steps=2"))
+    inner = RunDirectory._manifest_locked
+
+    def locked(self):
+        monkeypatch.setattr(RunDirectory, "_manifest_locked", inner)
+        run.note_score("valid")  # by the other process, which has the lock first
+        return inner(self)
+
+    monkeypatch.setattr(RunDirectory, "_manifest_locked", locked)
+    run.note_score("test")
+    assert run.manifest["scored"].keys() == {"valid", "test"}
+
+
 def test_a_changed_source_is_reported(tmp_path, monkeypatch):
     states = [{"commit": "a" * 40, "dirty": None}, {"commit": "a" * 40, "dirty": "b" * 12}]
     for module in ("run_directory", "provenance"):
@@ -273,6 +287,13 @@ def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
     (tmp_path / "metrics.csv").write_text("10,1.5\n20,1.4\n")
     with pytest.raises(UserError, match=r"metrics\.csv is damaged \(KeyError: 'step'\): delete it and rerun"):
         MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20, 20)
+
+
+def test_a_row_of_metrics_that_a_full_disk_has_cut_off_is_dropped(tmp_path):
+    path, rows = tmp_path / "metrics.csv", "step,train_nll,valid_nll\r\n9,1.5,\r\n10,1.4,\r\n"
+    path.write_bytes(f"{rows}1".encode())  # of step 11
+    MetricsCSV(path, ["train_nll", "valid_nll"], 10, 0)
+    assert path.read_bytes() == rows.encode()
 
 
 def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):

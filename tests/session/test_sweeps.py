@@ -5,6 +5,7 @@ from filelock import FileLock
 from hydra.errors import MissingConfigException
 
 from bearings.session.explaining import explain
+from bearings.tasks.check import Check
 
 
 def test_a_sweep_of_several_processes_a_run_is_refused(run):
@@ -23,6 +24,21 @@ def test_a_sweep_lists_its_failed_runs_at_the_end(run):
     assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
     assert "Error executing job" not in reasons
     assert listed.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]
+
+
+def test_a_sweep_continues_after_an_unexpected_error(run, monkeypatch):
+    inner = Check.__call__
+
+    def call(self, session):
+        if session.config["seed"] == 0:
+            raise RuntimeError("a bug")
+        inner(self, session)
+
+    monkeypatch.setattr(Check, "__call__", call)
+    status, out, err = run("task=check", "experiment=debug", "domain=flip_flop", "data.length=512", "-m", "seed=0,1")
+    assert status == 2
+    assert out.count("The configuration is valid.") == 1
+    assert "\nRuntimeError: a bug\nerror: 1 run of the sweep failed, as reported above" in err
 
 
 def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
