@@ -80,7 +80,8 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
     if (path / "metrics.csv").exists():
         shutil.copy2(path / "metrics.csv", making)
     parent = out.absolute().parent
-    packed = [*read_packed(parent.parents[2]).values()] if (parent.parents[2] / LIST).exists() else []
+    studies = [each for each in [*parent.parents][2:3] if (each / LIST).exists()]  # none near the root
+    packed = [copy for study in studies for copy in read_packed(study).values()]
     other_seeds = _copies(parent, f"{out.name.rpartition('-s')[0]}-s*", packed, but=(path, out))
     for file in [each for folder in (*MEASURED, "mechanisms") for each in (path / folder).glob("*.csv")]:
         name = file.relative_to(path)

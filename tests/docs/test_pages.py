@@ -110,6 +110,12 @@ def test_encodings_that_methods_equal_exist():
     assert named - {*choices_of("encoding")} == set()
 
 
+def test_encodings_without_windows_are_named():
+    without = {name for name, each in facts.documented().items() if "window" not in each.properties}
+    page = (DOCS / "how-to" / "windows.md").read_text(encoding="utf-8")
+    assert {*re.findall("`(.+?)`", re.findall("All encodings except (.+?) support it", page, re.DOTALL)[0])} == without
+
+
 def test_every_folder_is_described():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     folders = [folder for row in graph.layers() for folder in row]

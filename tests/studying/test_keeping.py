@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -107,6 +108,12 @@ def test_folders_next_to_a_kept_run_need_not_be_runs(tmp_path):
             (tmp_path / "notes" / name / "manifest.json").write_text(text)
     kept = keep_run(path, tmp_path / "kept" / "run")
     assert (kept / "baselines" / "test" / "unigram.npz").exists()
+
+
+def test_a_run_is_kept_in_a_folder_near_the_root(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    with TemporaryDirectory(dir="/tmp") as folder:
+        assert (keep_run(path, Path(folder) / "run") / "manifest.json").exists()
 
 
 def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
