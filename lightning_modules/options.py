@@ -66,8 +66,8 @@ class DataOptions(Options):
         length: maximum number of targets per row, and the context length of evaluation.
         packed: fill each row with consecutive documents, which do not attend to each other, instead of one window and
             padding. Generated examples are never cut; a row always holds as many as fit.
-        workers: loader processes; null for 2 to 4 with a GPU (up to 12 for generated examples), depending on the number
-            of cores, and none on a CPU. Affects only speed.
+        workers: loader processes; null for none on a CPU and 2 to 4 with a GPU, depending on the number of cores, or up
+            to 12 for generated examples. Affects only speed.
     """
 
     batch_size: Count = 2

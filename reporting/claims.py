@@ -38,7 +38,7 @@ class Claim(Options):
 
     def check_together(self) -> None:
         if (self.split is None) == (self.context is None) or (self.than is None and self.context is None):
-            raise ValueError(f"{self.model}: give than and split, than and context, or context")
+            raise ValueError(f"claims, {self.model}: give than and split, than and context, or context")
 
 
 def read_claims(given: Any) -> list[Claim]:

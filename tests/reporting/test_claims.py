@@ -116,9 +116,9 @@ def test_the_page_of_a_study_lists_its_claims(folder):
     [
         ("claims: yes", "claims must be a list of entries"),
         ("claims: [{claim: a, model: rope, contxt: 3}]", "unknown key contxt"),
-        ("claims: [{claim: a, model: rope}]", "rope: give than and split"),
-        ("claims: [{claim: a, model: rope, split: test}]", "rope: give than and split"),
-        ("claims: [{claim: a, model: rope, than: pope, split: test, context: 3}]", "rope: give than and split"),
+        ("claims: [{claim: a, model: rope}]", "claims, rope: give than and split"),
+        ("claims: [{claim: a, model: rope, split: test}]", "claims, rope: give than and split"),
+        ("claims: [{claim: a, model: rope, than: pope, split: test, context: 3}]", "claims, rope: give than and split"),
         ("claims: [{claim: a, model: rope, context: 0}]", "context=0: it must be at least 1"),
         ("claims: [{claim: 3, model: rope, context: 8}]", "claim=3"),
         ("claims: [{claim: a, context: 8}]", "model"),
