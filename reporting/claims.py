@@ -60,11 +60,11 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
         for claim in claims
         for row in _rows(comparison, claim)
     ]
+    several = len({row["domain"] for row in rows}) > 1
     judged = {row["claim"] for row in rows}
     rows += [{"claim": each.claim, "verdict": "no scores"} for each in claims if each.claim not in judged]
     if not rows:
         return None
-    several = len({row["domain"] for row in rows if "domain" in row}) > 1
     columns = {
         "claim": ("claim", str),
         **({"domain": ("comparison", str)} if several else {}),

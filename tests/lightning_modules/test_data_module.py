@@ -23,6 +23,7 @@ from bearings.lightning_modules.data_module import (
     collate,
     documents_of,
 )
+from bearings.lightning_modules.graphs import uncollected
 
 
 class Whispering:
@@ -206,14 +207,9 @@ class Collecting(list):
 
 
 def test_workers_do_not_destroy_what_an_earlier_training_left(tmp_path):
-    was = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         Leftover(tmp_path / "destroyed")
         assert list(Loader(Collecting([1, 2]), num_workers=1)) == [torch.tensor([1]), torch.tensor([2])]
-    finally:
-        if was:
-            gc.enable()
     assert (tmp_path / "destroyed").read_text() == f"{os.getpid()}\n"
 
 

@@ -1,7 +1,6 @@
 """task=tune: the grid is trained, the best on validation is named, and the test split stays unseen."""
 
 import csv
-import gc
 import weakref
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from training_support import configured, without_drawing
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
+from bearings.lightning_modules.graphs import uncollected
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import build
 from bearings.session.session import Session
@@ -66,13 +66,8 @@ def test_a_point_is_trained_without_the_model_of_the_one_before(tune, monkeypatc
         return model
 
     monkeypatch.setattr(Session, "model_in_place", built)
-    was = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         tune(rates=[1e-3, 1e-2, 3e-2])
-    finally:
-        if was:
-            gc.enable()
     assert before == [[], [None], [None, None]]
 
 
