@@ -7,7 +7,7 @@ from ..core.words import plural
 from .scores import FEW_SEEDS, Score
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant, parenthesised
-from .tables import p_value
+from .tables import p_value, with_sign
 
 MOST = 8  # clauses of a result; of more, those that are undecided are counted
 LEGEND = "Percentages are of the reference's nats/token, where lower is better; 95 % intervals are in parentheses."
@@ -156,7 +156,7 @@ def _amount(score: Score, signed: bool = False) -> str:
     ends = difference.both or difference.clusters
     low, high = sorted(scale * end for end in ends) if ends else (0.0, 0.0)
     digits = 1 if abs(scale * difference.value) >= 1 else 2
-    form = f"{{:{'+' if signed else ''}.{digits}f}}"
-    interval = f" ({form.format(low)} to {form.format(high)})" if ends else ""
+    form = with_sign(digits) if signed else f"{{:z.{digits}f}}".format
+    interval = f" ({form(low)} to {form(high)})" if ends else ""
     basis = ", over clusters only" if ends and not difference.both else ""
-    return f"{form.format(scale * difference.value)} %{interval}{basis}, {plural(difference.pairs, 'seed')}"
+    return f"{form(scale * difference.value)} %{interval}{basis}, {plural(difference.pairs, 'seed')}"

@@ -11,7 +11,7 @@ from .intervals import seed_interval
 from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
 from .statistics import FEWEST_SEEDS
 from .study import Comparison, Contestant, Study
-from .tables import Row, Table, interval
+from .tables import Row, Table, interval, with_sign
 
 PER_CENT = 100.0
 
@@ -101,8 +101,8 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
     limit, found = 0.0, first - second
     if claim.than is None:
         limit, found = PER_CENT * TOLERANCE, PER_CENT * found / second
-    shown = "{:+.4f}" if unit == "nats/token" else "{:+.2f}"
-    row: Row = {"claim": claim.claim, "measured": f"{shown.format(found.mean())} {unit}", "seeds": len(seeds)}
+    shown = with_sign(4 if unit == "nats/token" else 2)
+    row: Row = {"claim": claim.claim, "measured": f"{shown(found.mean())} {unit}", "seeds": len(seeds)}
     if len(seeds) < FEWEST_SEEDS:
         yield row | {"verdict": "not enough seeds"}
         return

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .scores import Score
 from .statistics import Difference
 from .study import Contestant, short
-from .tables import Row, Table, interval, p_value, percentage
+from .tables import Row, Table, interval, p_value, percentage, with_sign
 
 
 def difference_table(found: Sequence[Score]) -> Table | None:
@@ -15,16 +15,16 @@ def difference_table(found: Sequence[Score]) -> Table | None:
     if not rows:
         return None
     rows.sort(key=lambda row: row["difference"])
-    signed = interval("{:+.4f}")
+    ends = interval(with_sign(4))
     columns = {
         "model": ("model", str),
         "against": ("reference", str),
         "pairs": ("seeds", str),
-        "difference": ("difference, nats/token", "{:+.4f}".format),
-        "seeds": ("95 % interval over seeds", signed),
-        "welch": ("over seeds, unpaired (Welch)", signed),
-        "clusters": ("over test clusters", signed),
-        "both": ("over both", signed),
+        "difference": ("difference, nats/token", with_sign(4)),
+        "seeds": ("95 % interval over seeds", ends),
+        "welch": ("over seeds, unpaired (Welch)", ends),
+        "clusters": ("over test clusters", ends),
+        "both": ("over both", ends),
         "t_p": ("p, paired t-test over seeds", p_value),
         "welch_p": ("p, Welch's t-test", p_value),
         "sign_flip_p": ("p, exact sign-flip test", "{:.4g}".format),
@@ -36,8 +36,8 @@ def difference_table(found: Sequence[Score]) -> Table | None:
         "margin": ("margin of equivalence", "±{:.4f}".format),
         "holm_equivalence_p": ("Holm p of equivalence", p_value),
         "verdict": ("verdict", str),
-        "parameters_percent": ("parameters, %", "{:+.2f}".format),
-        "flops_percent": ("FLOPs/token, %", "{:+.2f}".format),
+        "parameters_percent": ("parameters, %", with_sign(2)),
+        "flops_percent": ("FLOPs/token, %", with_sign(2)),
         "controls": ("different settings", str),
     }
     title = f"{comparison.name}, {split} split: all intervals and tests"

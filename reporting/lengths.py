@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
+from ..core.words import signed
 from .intervals import seed_interval
 from .statistics import FEWEST_SEEDS
 from .study import Comparison, file_name, parenthesised
@@ -127,9 +128,9 @@ def _rise(changes: Sequence[float]) -> str:
     """The mean of `changes` in per cent, with its interval over seeds if there are enough."""
     mean = float(np.mean(changes))
     if len(changes) < FEWEST_SEEDS:
-        return f"{mean:+.1f}"
-    low, high = seed_interval(np.array(changes)[:, None], np.ones(1))
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+        return signed(mean, 1)
+    low, high = (signed(float(end), 1) for end in seed_interval(np.array(changes)[:, None], np.ones(1)))
+    return f"{signed(mean, 1)} ({low} to {high})"
 
 
 def holding(table: Table) -> str:

@@ -13,7 +13,7 @@ from ..domains.base import Measures
 from .intervals import Bootstrap, effective
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS, Estimate, by_cluster, seed_interval
 from .study import Comparison
-from .tables import Row, Table, interval, write_csv
+from .tables import Row, Table, interval, with_sign, write_csv
 
 SAMPLE, TEST = "sample", "test"
 PLACE = ("origin", "piece", "cluster", "segment")
@@ -99,9 +99,9 @@ def metrics_table(
         "model": ("model", str),
         "pieces": ("pieces", "{:,}".format),
         "value": ("mean", "{:.3f}".format),
-        "interval": ("95 % interval", interval("{:.3f}")),
-        "difference": ("difference to test", "{:+.3f}".format),
-        "difference_interval": ("its 95 % interval", interval("{:+.3f}")),
+        "interval": ("95 % interval", interval("{:.3f}".format)),
+        "difference": ("difference to test", with_sign(3)),
+        "difference_interval": ("its 95 % interval", interval(with_sign(3))),
     }
     segment = f"{measures.segment} each" if measures else "equal length"
     notes = [

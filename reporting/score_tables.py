@@ -11,7 +11,7 @@ from ..domains.unit_labels import unit_label
 from .scores import Score, scores
 from .statistics import Difference
 from .study import Comparison, parenthesised
-from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, wrong
+from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, with_sign, wrong
 
 BASELINE = "baseline"
 CLUSTERS = "clusters only"
@@ -121,14 +121,14 @@ def _columns(
         "seeds": ("seeds", str),
         **SOLVING,
         "nats_per_token": ("nats/token", "{:.4f}".format),
-        "difference": (f"difference to {_reference_name(found)}", "{:+.4f}".format),
+        "difference": (f"difference to {_reference_name(found)}", with_sign(4)),
         **_against(found),
-        **({"difference_percent": ("difference, %", "{:+.2f}".format)} if percent else {}),
-        "difference_interval": ("95 % interval of the difference", interval("{:+.4f}")),
+        **({"difference_percent": ("difference, %", with_sign(2))} if percent else {}),
+        "difference_interval": ("95 % interval of the difference", interval(with_sign(4))),
         **_basis_column("difference_interval_of", rows),
         "holm_p": ("Holm p", p_value),
         "verdict": ("verdict", str),
-        "interval": ("95 % interval over seeds", interval("{:.4f}")),
+        "interval": ("95 % interval over seeds", interval("{:.4f}".format)),
         "published": ("published", str),
         **bits,
         **COST,

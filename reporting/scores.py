@@ -18,7 +18,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing, short
+from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing, settings_of
 
 ALPHA = 1 - CONFIDENCE
 FEW_SEEDS = "not enough seeds"  # verdict
@@ -190,8 +190,7 @@ def _pooled(members: Sequence[Score], references: Sequence[Contestant], seeds: S
     settings, shared = f"{len(members)} settings", dict(first.comparison.different)
     for key in {key for each in members for key in differing(first.comparison.facts, [each.comparison.facts])}:
         shared.pop(key, None)
-    also = [f"{key.split('.')[-1]}={short(value)}" for key, value in shared.items()][:MOST_SETTINGS]
-    name = ", ".join([first.comparison.domain, settings, *also])
+    name = ", ".join([first.comparison.domain, settings, *settings_of(shared)[:MOST_SETTINGS]])
     comparison = replace(first.comparison, different={**shared, "pooled": settings}, name=name)
     paired, nats = difference(one, other, tokens, margin), estimate(one, tokens)
     return replace(first, comparison=comparison, nats=nats, bits={}, difference=paired, pooled=len(members))

@@ -161,7 +161,7 @@ class Comparison:
     def title(self) -> str:
         """The domain and what is different; the slug in place of the domain if settings are left out."""
         shown = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
-        pairs = list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in shown.items()))
+        pairs = settings_of(shown)
         name = self.domain if len(shown) == len(self.different) and len(pairs) <= MOST_SETTINGS else self.slug
         settings = ", ".join(pairs[:MOST_SETTINGS]) + (", …" if len(pairs) > MOST_SETTINGS else "")
         return f"{name}: {settings}" if pairs else name
@@ -316,12 +316,18 @@ class Study:
         lines = {}
         for here in self.comparisons:
             other = first.setdefault(here.domain, here)
-            changes = [
-                f"{key} {short(here.facts.get(key))} (not {short(other.facts.get(key))})"
+            changes = {
+                key: f"{short(here.facts.get(key))} (not {short(other.facts.get(key))})"
                 for key in differing(here.facts, [other.facts])
+            }
+            shown = [
+                f"{key} {change}"
+                for key, change in changes.items()
+                # Settings of a domain that determine its tokens are facts twice.
+                if not (key.startswith("content.") and changes.get(key.replace("content.", "domain.", 1)) == change)
             ]
-            if changes:
-                lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(changes)}"
+            if shown:
+                lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(shown)}"
         return lines
 
 
@@ -350,6 +356,11 @@ def parenthesised(label: str) -> str:
     """A model's label for use in a sentence, with its settings in parentheses."""
     encoding, _, settings = label.partition(", ")
     return f"{encoding} ({settings})" if settings else encoding
+
+
+def settings_of(facts: Mapping[str, Any]) -> list[str]:
+    """Each fact as `NAME=VALUE`, once: settings of a domain that determine its tokens are facts of its content too."""
+    return list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in facts.items()))
 
 
 def short(value: Any) -> str:

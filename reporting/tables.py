@@ -15,6 +15,7 @@ from rich.table import Table as ConsoleTable
 
 from ..core.terminal import printable
 from ..core.whole_files import write_text, written_whole
+from ..core.words import signed
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # spreadsheets run cells that begin with these
 LEFT = (  # keys of text columns, which are aligned left
@@ -198,13 +199,18 @@ def _inert(value: Any) -> Any:
     return value
 
 
-def interval(form: str) -> Callable[[tuple[float, float]], str]:
+def with_sign(digits: int) -> Callable[[float], str]:
+    """A function that formats numbers with `signed`."""
+    return partial(signed, digits=digits)
+
+
+def interval(form: Callable[[float], str]) -> Callable[[tuple[float, float]], str]:
     """A function that formats the ends of an interval."""
     return partial(_interval, form)
 
 
-def _interval(form: str, pair: tuple[float, float]) -> str:
-    return f"{form.format(pair[0])} to {form.format(pair[1])}"
+def _interval(form: Callable[[float], str], pair: tuple[float, float]) -> str:
+    return f"{form(pair[0])} to {form(pair[1])}"
 
 
 def p_value(p: float) -> str:

@@ -11,7 +11,7 @@ from ..session.item_files import read_items
 from .intervals import TAIL
 from .statistics import FEWEST_SEEDS, by_cluster, seed_interval
 from .study import Comparison
-from .tables import Row, Table, interval
+from .tables import Row, Table, interval, with_sign
 
 NATS, LABEL = "nats", "label"  # columns of the items
 METHODS = {"cadd": "CADD", "phylop": "phyloP"}
@@ -106,11 +106,11 @@ def variants_table(
         "damaging": ("damaging", "{:,}".format),
         "seeds": ("seeds", str),
         "auroc": ("AUROC", "{:.3f}".format),
-        "over_variants": ("95 % over variants", interval("{:.3f}")),
-        "over_seeds": ("95 % over seeds", interval("{:.3f}")),
-        "difference_auroc": (f"difference to {reference}", "{:+.3f}".format),
-        "difference_over_variants": ("its 95 % over variants", interval("{:+.3f}")),
-        "difference_over_seeds": ("its 95 % over seeds", interval("{:+.3f}")),
+        "over_variants": ("95 % over variants", interval("{:.3f}".format)),
+        "over_seeds": ("95 % over seeds", interval("{:.3f}".format)),
+        "difference_auroc": (f"difference to {reference}", with_sign(3)),
+        "difference_over_variants": ("its 95 % over variants", interval(with_sign(3))),
+        "difference_over_seeds": ("its 95 % over seeds", interval(with_sign(3))),
     }
     notes = [
         "AUROC: probability that a damaging variant has a higher score than another one; 0.5 is chance. Score: nats of "

@@ -11,7 +11,7 @@ from ..zeroshot.benchmarks import BENCHMARKS
 from ..zeroshot.results import COLUMNS, scores_of
 from .statistics import FEWEST_CLUSTERS, by_cluster, difference
 from .study import Comparison
-from .tables import Row, Table, interval
+from .tables import Row, Table, interval, with_sign
 
 BLOCKS = 400  # maximum number of blocks of items that are resampled
 MARGIN = 0.01  # of equivalence; required by `difference`, whose equivalence tests are not shown
@@ -65,18 +65,18 @@ def zero_shot_tables(comparison: Comparison, reference: str) -> list[Table]:
             f"most {BLOCKS} blocks of consecutive items, which can share a source. There is no interval where models "
             f"differ in fewer than {FEWEST_CLUSTERS} of them. Intervals are not adjusted for the number of benchmarks."
         )
-        columns = _columns("{:.2f}", "difference, points", "{:+.2f}")
+        columns = _columns("{:.2f}", "difference, points")
         tables.append(Table(slug, f"{title}, accuracy", columns, accuracies, [explained, *notes]))
     if perplexities:
         explained = (
             "Differences are paired item by item, in per cent of the reference's perplexity; intervals as above."
         )
-        columns = _columns("{:,.5g}", "difference, %", "{:+.2f}")
+        columns = _columns("{:,.5g}", "difference, %")
         tables.append(Table(f"{slug}-perplexity", f"{title}, perplexity", columns, perplexities, [explained]))
     return tables
 
 
-def _columns(score: str, heading: str, signed: str) -> dict:
+def _columns(score: str, heading: str) -> dict:
     return {
         "benchmark": ("benchmark", str),
         "metric": ("metric", str),
@@ -86,8 +86,8 @@ def _columns(score: str, heading: str, signed: str) -> dict:
         "score": ("score", score.format),
         "chance": ("guessing", "{:.0f}".format),
         "against": ("reference", str),
-        "difference": (heading, signed.format),
-        "difference_interval": ("95 % interval of the difference", interval(signed)),
+        "difference": (heading, with_sign(2)),
+        "difference_interval": ("95 % interval of the difference", interval(with_sign(2))),
         "difference_interval_of": ("interval covers", str),
     }
 

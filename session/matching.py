@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from ..core.errors import UserError
+from ..core.words import signed
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from .models import build_transformer
@@ -57,8 +58,8 @@ def match_summary(config: Mapping, vocabulary: int) -> str:
     flops = own.flops_per_token(length) / plain.flops_per_token(length) - 1
     size = "unchanged" if hidden == config["unmatched_hidden"] else hidden
     return (
-        f"mlp_hidden {size}: parameters {100 * parameters:+.2f} %, FLOPs/token {100 * flops:+.2f} % compared with the "
-        "same model without an encoding"
+        f"mlp_hidden {size}: parameters {signed(100 * parameters, 2)} %, FLOPs/token {signed(100 * flops, 2)} % "
+        "compared with the same model without an encoding"
     )
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..core.words import plural
+from ..core.words import plural, signed
 from ..reporting.planned import listed, read_list
 from ..reporting.tables import Row, Table
 from .catalogue import STUDIES
@@ -117,7 +117,7 @@ def _losses(outcome: Outcome) -> str:
 
 def _listed(rows: Sequence[Row], what: str) -> str:
     """The number of `rows` and the first of them with their differences."""
-    names = [f"{_bracketed(row['model'])} {row['difference_percent']:+.1f} %" for row in rows[:NAMED]]
+    names = [f"{_bracketed(row['model'])} {signed(row['difference_percent'], 1)} %" for row in rows[:NAMED]]
     more = ", …" if len(rows) > NAMED else ""
     return f"{what}: {len(rows)} ({', '.join(names)}{more})" if len(rows) > 1 else f"{what}: {names[0]}"
 
@@ -184,7 +184,7 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
 def _cell(row: Row | None) -> str | None:
     if row is None or row.get("difference_percent") is None:
         return None if row is None else "reference"
-    text = f"{row['difference_percent']:+.1f} %"
+    text = f"{signed(row['difference_percent'], 1)} %"
     return f"**{text}**" if row["verdict"].startswith(("lower", "higher")) else text
 
 

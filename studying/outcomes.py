@@ -13,7 +13,7 @@ from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, across_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
-from ..reporting.tables import Row, Table, interval
+from ..reporting.tables import Row, Table, interval, with_sign
 from .solved import solved_table
 
 SPEEDS = "speed.csv"  # in a study's folder, from `benchmarks.training`
@@ -112,5 +112,5 @@ def rows_of(name: str, found: Sequence[Score]) -> list[Row]:
         rows.append({key: value for key, value in row.items() if value is not None} | {"study": place})
         if (ends := row.get("difference_interval")) is not None:
             basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""
-            rows[-1]["difference_interval"] = interval("{:+.4f}")(ends) + basis
+            rows[-1]["difference_interval"] = interval(with_sign(4))(ends) + basis
     return rows

@@ -28,7 +28,7 @@ from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
-from ..reporting.tables import Row, Table, as_markdown, interval, p_value, write_csv
+from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign, write_csv
 from ..reporting.take_off import take_off_plot, take_off_table
 from ..reporting.zero_shot import zero_shot_tables
 from .catalogue import ROOT, STUDIES, studies
@@ -52,9 +52,9 @@ MODELLING = {
     **MODEL,
     "seeds": ("seeds", str),
     "nats_per_token": ("nats/token", "{:.4f}".format),
-    "interval": ("95 % interval over seeds", interval("{:.4f}")),
+    "interval": ("95 % interval over seeds", interval("{:.4f}".format)),
     "published": ("published", str),
-    "difference": ("difference", "{:+.4f}".format),
+    "difference": ("difference", with_sign(4)),
     "difference_interval": ("95 % interval of the difference", str),
     **VERDICT,
 }

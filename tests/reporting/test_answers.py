@@ -10,6 +10,7 @@ import pytest
 from report_support import make_run
 
 from bearings.core.terminal import PlainConsole
+from bearings.core.words import signed
 from bearings.reporting.answers import answers
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import distinct, samples_of
@@ -60,6 +61,14 @@ def test_verdicts_in_words(given, clause):
     (answer,) = answers([given], "rope")
     assert re.fullmatch(clause, answer.clauses[0]), answer.clauses[0]
     assert answer.sentence == f"jsb: {answer.clauses[0]}."
+
+
+def test_numbers_that_round_to_zero_have_no_sign():
+    found = score(0, margin=0.5)
+    found = replace(found, difference=replace(found.difference, value=-1e-6, both=(-2e-6, 0.02)))
+    (answer,) = answers([found], "rope")
+    assert answer.clauses[0].endswith(": measured difference 0.00 % (0.00 to +1.00), 3 seeds")
+    assert [signed(value, 2) for value in (-0.004, 0.004, -0.006, 0.006)] == ["0.00", "0.00", "-0.01", "+0.01"]
 
 
 def test_settings_that_are_pooled_or_not_chosen_are_left_out():

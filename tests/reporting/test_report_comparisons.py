@@ -40,6 +40,16 @@ def test_runs_with_other_settings_form_another_comparison(tmp_path, case):
     assert sorted(kinds) == [["pope"], ["pope", "rope"]]
 
 
+def test_settings_of_data_are_listed_once(tmp_path):
+    """Those that determine the tokens are in the domain's settings and in what identifies its content."""
+    for pool in (1000, 2000):
+        path = make_run(tmp_path / "runs", "rope", 0, f"domain.pool={pool}", domain="indirect_indexing", correct=0.5)
+        rewritten(path, "content", pool=pool, sha256=f"{pool:064}")
+    (line,) = read_study([tmp_path / "runs"]).legend().values()
+    changes = [change.split(" ")[0] for change in line.partition(": ")[2].split("; ")]
+    assert sorted(changes) == ["content.sha256", "domain.pool"]
+
+
 def test_percentages_refer_to_the_paired_seeds_of_the_reference(tmp_path, report):
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "rope", seed)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from report_support import make_run, records, report_task, rows_of, undrawn  # noqa: F401
+from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
 from bearings.reporting.reading import read_study
@@ -155,7 +155,8 @@ def test_settings_that_are_not_variants_tell_pooled_differences_apart(tmp_path, 
     for mlp in ("gelu", "swiglu"):
         for length in (64, 128):
             for encoding in ("rope", "pope"):
-                make_run(runs, encoding, 0, f"model.mlp={mlp}", f"data.length={length}")
+                path = make_run(runs, encoding, 0, f"model.mlp={mlp}", f"data.length={length}")
+                rewritten(path, "content", length=length)  # a second fact of the same name and value is not shown
     folder, out = report()
     titles = [row["domain"] for row in across(folder) if "pooled" in row["domain"]]
     assert titles == [f"jsb: length={length}, pooled=2 settings" for length in (128, 64)]

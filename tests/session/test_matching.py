@@ -6,6 +6,7 @@ import pytest
 from conftest import composed, with_encoding
 
 from bearings.core.errors import UserError
+from bearings.core.words import signed
 from bearings.lightning_modules.outline import outlined
 from bearings.session.matching import MULTIPLE, match_summary, matched
 from bearings.session.overrides import choices_of
@@ -59,7 +60,7 @@ def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding):
         assert all(away <= abs(other[match] - plain[match]) for other in (smaller, larger))
         line = match_summary(session.config, VOCABULARY)
         share = 100 * (chosen[match] / plain[match] - 1)
-        assert f"{'parameters' if match == 'params' else 'FLOPs/token'} {share:+.2f} %" in line
+        assert f"{'parameters' if match == 'params' else 'FLOPs/token'} {signed(share, 2)} %" in line
         if encoding == "pope":
             assert ("FLOPs/token +" in line) if match == "params" else ("parameters -" in line)
 
@@ -77,7 +78,7 @@ def test_an_mlp_that_stays_as_it_is_makes_no_other_run():
         plain = session_of("encoding=rope", f"model.mlp_hidden={hidden}")
         session = session_of("encoding=rope", "match=params", f"model.mlp_hidden={hidden}")
         assert RunDirectory.of(session.config).path == RunDirectory.of(plain.config).path
-        assert match_summary(session.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters +0.00 %")
+        assert match_summary(session.config, VOCABULARY).startswith("mlp_hidden unchanged: parameters 0.00 %")
 
 
 def test_an_encoding_that_costs_more_than_the_mlp_is_refused():
