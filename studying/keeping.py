@@ -38,8 +38,9 @@ def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None)
     """Copy the configuration, manifest, curve, records, baselines, samples, benchmarks and measurements of a run.
 
     The copy contains no paths of this machine. Nats are rounded to float32, which changes their seventh digit.
-    Baselines are left out if another kept run of the same data has them. Samples and learned parameters are left out if
-    a run with another seed has them. An earlier copy of the same run is replaced if it contains nothing else.
+    In a study, baselines are left out if another of its runs of the same data has them. Samples and learned parameters
+    are left out if a run with another seed has them. An earlier copy of the same run is replaced if it contains
+    nothing else.
 
     Args:
         path: directory of the run.
@@ -92,9 +93,10 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         (making / "benchmarks").mkdir(exist_ok=True)
         shutil.copy2(path / "benchmarks" / f"{name}.npz", making / "benchmarks")
     records = {file: Records.load(file) for file in (path / "nll").glob("*.npz")}
+    in_study = _copies(parent.parent, "*/*", packed, but=(path, out)) if studies else []
     if not any(
         _store_of(copy / "manifest.json") == manifest["store"]["sha256"]
-        for copy in _copies(parent.parent, "*/*", packed, but=(path, out))
+        for copy in in_study
         if (copy / "baselines").is_dir()
     ):
         records |= {file: read_baseline(file) for file in (path / "baselines").glob("*/*.npz")}

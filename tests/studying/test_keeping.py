@@ -16,14 +16,18 @@ from bearings.session.run_directory import RunDirectory
 from bearings.studying.keeping import keep_run
 
 
-def test_baselines_are_kept_once_for_a_store(tmp_path):
+@pytest.mark.parametrize("in_study", [True, False])
+def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
+    (tmp_path / "kept").mkdir()
+    if in_study:
+        (tmp_path / "kept" / "study.yaml").write_text("runs: [encoding=rope]\n")
     for seed in (0, 1):
         path = make_run(tmp_path / "runs", "rope", seed)
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
-        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path / "runs"), sharing=3, commit="abc")
-    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == 1
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path), sharing=3, commit="abc")
+    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == (1 if in_study else 2)
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
@@ -65,6 +69,7 @@ def test_a_run_kept_again_keeps_its_baselines(tmp_path):
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, trained, monkeypatch):
+    (tmp_path / "study.yaml").write_text("runs: [encoding=rope]\n")
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
@@ -102,11 +107,13 @@ def test_folders_next_to_a_kept_run_need_not_be_runs(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
+    kept = tmp_path / "runs" / "jsb"
+    (tmp_path / "study.yaml").write_text("runs: [encoding=rope]\n")
     for name, text in (("without", None), ("another", "[]"), ("damaged", "{")):
-        (tmp_path / "notes" / name / "baselines").mkdir(parents=True)
+        (kept / "notes" / name / "baselines").mkdir(parents=True)
         if text:
-            (tmp_path / "notes" / name / "manifest.json").write_text(text)
-    kept = keep_run(path, tmp_path / "kept" / "run")
+            (kept / "notes" / name / "manifest.json").write_text(text)
+    kept = keep_run(path, kept / "rope" / "run")
     assert (kept / "baselines" / "test" / "unigram.npz").exists()
 
 
