@@ -44,7 +44,10 @@ def kept_baselines(domain: Domain, store: Store, split: str, folder: Path) -> di
     Counting takes minutes for some domains.
     """
     if not folder.exists():
-        _save(read_baselines(shared_baselines(store, split)) or _count(domain, store, split), folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.exists():  # saved by another process in the meantime
+                _save(read_baselines(shared_baselines(store, split)) or _count(domain, store, split), folder)
     return read_baselines(folder)
 
 

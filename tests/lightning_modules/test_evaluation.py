@@ -3,11 +3,15 @@
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
 import torch
 from conftest import Bigram
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_support import configured
@@ -165,8 +169,11 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
     def refused(path):
         raise PermissionError(path)
 
+    def locked(path):
+        return refused(path) if path.is_relative_to(tmp_path / "stores") else FileLock(path)
+
     monkeypatch.setattr(
-        baseline_records, "FileLock", refused
+        baseline_records, "FileLock", locked
     )  # a store that others have made and this user may only read
     assert sorted(kept_baselines(letters, store, "test", tmp_path / "c" / "test")) == sorted(found)
     assert len(counted) == 1
@@ -179,6 +186,29 @@ def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypat
     monkeypatch.setattr(baseline_records, "_save", saved)
     assert sorted(kept_baselines(letters, store, "valid", tmp_path / "runs" / "valid")) == sorted(found)
     assert len(counted) == 2  # the store has none, and the folder is read-only
+
+
+def test_a_run_s_baselines_are_saved_once_by_two_that_score_it(letters, tmp_path, monkeypatch):
+    store, folder, saved, save = (
+        letters.prepare(tmp_path / "stores"),
+        tmp_path / "run" / "test",
+        [],
+        baseline_records._save,
+    )
+    kept_baselines(letters, store, "test", tmp_path / "other" / "test")
+    both = Barrier(2, timeout=0.5)
+
+    def at_once(found, folder):
+        saved.append(folder)
+        with suppress(BrokenBarrierError):
+            both.wait()
+        save(found, folder)
+
+    monkeypatch.setattr(baseline_records, "_save", at_once)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: kept_baselines(letters, store, "test", folder), range(2))
+    assert saved == [folder]
+    assert one.keys() == other.keys() == {"Markov, order 1", "unigram", "xz -9e"}
 
 
 def test_a_damaged_baseline_is_reported_and_computed_again_after_deletion(letters, tmp_path):
