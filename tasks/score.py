@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from filelock import FileLock
@@ -55,13 +55,24 @@ class Score(Task):
             named = [(file, domain.encode_documents(Path(file))) for file in self.files]
             store = store_of(domain, named, Path(folder) / "store")
             if self.out:
-                self.out.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self.out)
             records = score(session, transformer, store, SPLIT)
         rows = rows_of(records)
         session.console.print(table_of(records, rows, f"files scored by {run.path}", domain.name).on_console())
         if self.out:
             add_scores(self.out, [{"run": str(run.path.absolute()), **row} for row in rows], columns)
             session.console.print(f"wrote {self.out}", soft_wrap=True)
+
+
+def make_folder(file: Path) -> None:
+    """Create the folder of `file`. Raises UserError if it takes no files: a lock there would wait forever."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        raise UserError(
+            f"task.out={file}: no file can be created in {file.parent} ({error.strerror}): choose another folder"
+        ) from error
 
 
 def columns_of(units: Sequence[str]) -> list[str]:

@@ -74,6 +74,16 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     assert not (tmp_path / "x.csv").exists()
 
 
+@pytest.mark.parametrize("out", ["/proc/x.csv", "/proc/new/x.csv"])
+def test_a_folder_that_takes_no_files_is_refused_before_scoring(trained, tmp_path, monkeypatch, out):
+    session, _ = trained
+    monkeypatch.setattr("bearings.tasks.score.score", lambda *given: pytest.fail("it was scored"))
+    (tmp_path / "a.txt").write_text("abc")
+    task = Score(files=[str(tmp_path / "a.txt")], out=out)
+    with pytest.raises(UserError, match=f"^task.out={out}: no file can be created in {Path(out).parent} "):
+        task(session)
+
+
 def test_each_document_of_a_file_is_scored_separately(trained, tmp_path, monkeypatch, capsys):
     session, _ = trained
     monkeypatch.chdir(tmp_path)
