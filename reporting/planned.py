@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -134,7 +135,7 @@ def chosen_settings(folder: Path, search: str) -> dict[str, list[str]]:
 
 def searched_keys(entries: Mapping[str, Any]) -> list[str]:
     """Settings that the search of a study's list varies, besides the learning rate."""
-    words = (_parsed(word) for word in entries.get("search", "").split())
+    words = map(_parsed, words_of(entries.get("search", "")))
     grids = [word.value() for word in words if word.key_or_group == "task.grid"]
     return [str(key) for grid in grids if isinstance(grid, Mapping) for key in grid]
 
@@ -168,6 +169,15 @@ def expanded(line: str) -> Iterator[list[str]]:
     yield from map(list, itertools.product(*_choices(line)))
 
 
+def words_of(line: str) -> list[str]:
+    """The settings in a line, which may have quotes as on a command line. Raises UserError if a quote is not closed."""
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        how = "quote settings as on a command line, such as 'domain.path=my music/a.mid'"
+        raise UserError(f"{one_line(error)}: {how}") from error
+
+
 def _choices(line: str, of: str = "runs") -> list[list[str]]:
     """The settings that a line under the key `of` sweeps over, by key. Only lines of runs may not set a task.
 
@@ -175,7 +185,7 @@ def _choices(line: str, of: str = "runs") -> list[list[str]]:
         UserError: a setting cannot be read, or its key is not part of a run's configuration.
     """
     choices = []
-    for word in line.split():
+    for word in words_of(line):
         try:
             setting = _parsed(word)
             _refuse_foreign(setting, word, of)

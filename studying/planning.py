@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, nearest
 from ..reporting.packed import packed_names
-from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed
+from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed, words_of
 from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental
@@ -89,7 +89,7 @@ def commands(runs: Sequence[Job]) -> list[list[str]]:
         given = [*first.unseeded, f"seed={','.join(str(run.seed) for run in runs)}"]
     trust = [setting for setting in first.settings if key_of(setting) == "trust"]
     paths = ",".join(str(run.path) for run in runs)
-    follow = ([*line.split(), *trust, f"run={paths}"] for line in first.then)
+    follow = ([*words_of(line), *trust, f"run={paths}"] for line in first.then)
     if len(runs) == 1:
         return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
     # A command for several runs cannot take the names of configuration files from one of them.
@@ -167,8 +167,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
             if names not in followed:
                 followed[names] = [_followed(folder, then, config["names"]) for then in follow]
             for then, configuration in zip(follow, followed[names], strict=True):
-                with _named(folder, then.split()):
-                    configuration_for(run, configuration, then.split())
+                with _named(folder, [then]):
+                    configuration_for(run, configuration, words_of(then))
             if chosen is not None:
                 found.setdefault(run.path, planned)
             elif unseeded not in searches:
@@ -205,8 +205,8 @@ def _search(
 ) -> Searched:
     """The search for the settings of `run`, whose checked configuration is `config`."""
     own, places = ([each for each in given if not key_of(each).startswith("task.")] for given in (run, settings))
-    given = [*without_seed(own), *search.split(), *places, as_setting("task.out", runs.parent / "tuning")]
-    with _named(folder, search.split()):
+    given = [*without_seed(own), *words_of(search), *places, as_setting("task.out", runs.parent / "tuning")]
+    with _named(folder, [search]):
         asked_for, task = _asked(given)
         path = task.check(Session(config))
         return Searched(searched_run(run), search, task.points(config), given, path, task.each_seed(asked_for), folder)
@@ -214,8 +214,8 @@ def _search(
 
 def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
     """The configuration of a `line` of `then` in the study's list, after a run with these `names`."""
-    with _named(folder, line.split()):
-        given = line.split()
+    with _named(folder, [line]):
+        given = words_of(line)
         config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
         if task.needs != "run":
             name = type(task).__name__.lower()

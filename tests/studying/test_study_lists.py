@@ -6,6 +6,7 @@ from contextvars import Context
 
 import pytest
 import yaml
+from conftest import composed
 from trust_support import modules  # noqa: F401
 
 from bearings.core.errors import UserError
@@ -42,6 +43,7 @@ from bearings.studying import planning as studies
         ("seed=range(0,300) data.batch_size=range(1,300)", f"may have at most {MOST_RUNS:,} runs"),
         (" ".join(f"{key}=1,2" for key in "abcdefghij"), "a: unknown key"),
         ("seed=" + "[" * 300, "seed="),
+        ("'domain.path=my music", "No closing quotation: quote settings as on a command line"),
     ],
 )
 def test_a_line_of_a_study_sets_keys_of_a_run_only(tmp_path, line, message):
@@ -72,6 +74,18 @@ def test_what_follows_a_run_is_no_other_command(tmp_path, line, message):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["seed=0"], "then": [line]}))
     with pytest.raises(UserError, match=message):
         read_list(tmp_path)
+
+
+def test_settings_with_spaces_have_quotes_as_on_a_command_line(tmp_path):
+    path = tmp_path / "my  texts" / "a.txt"
+    path.parent.mkdir()
+    path.write_text("some words of a text\n" * 200)
+    lines = f"experiment=debug domain=text 'domain.path={path}'", f"task=score task.files=\"['{path}']\" seed=0"
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": lines[:1], "then": lines[1:]}))
+    (run,) = studies.plan(tmp_path, tmp_path / "trained")
+    training, scoring = (given[2:] for given in studies.commands([run]))
+    assert composed(*training)["domain"]["path"] == str(path)
+    assert composed(*scoring)["task"]["files"] == [str(path)]
 
 
 def test_the_runs_of_all_lines_are_bounded_together(tmp_path):
