@@ -179,6 +179,13 @@ class RunDirectory:
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
             self._write_facts({**self.manifest, "files": {**self.manifest.get("files", {}), **digests}})
 
+    def unseal(self, file: Path) -> None:
+        """Remove the digest of a file that is replaced next: an interruption then leaves no digest, not a wrong one."""
+        with self._manifest_locked():
+            manifest, name = self.manifest, str(file.relative_to(self.path))
+            left = {key: digest for key, digest in manifest.get("files", {}).items() if key != name}
+            self._write_facts({**manifest, "files": left})
+
     def _write_facts(self, facts: Mapping) -> None:
         if "store" not in facts:  # which `begin_session` has written
             raise UserError(

@@ -87,7 +87,10 @@ class Extrapolate(Task):
                 session.console.print(f"left out contexts beyond encoding.length={longest:,}: {', '.join(left_out)}")
             contexts = [context for context in contexts if context <= longest]
         asked = self._asked(forms, contexts, trained)
-        run.check_unchanged(file)
+        with _locked(file):
+            run.check_unchanged(file)
+            if file.exists():  # perhaps without a digest, from a call that was interrupted
+                run.seal(file)
         there = {(row["stretch"], row["context"]) for row in read_lengths(file)}
         todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
         if len(todo) < len(asked):
@@ -153,13 +156,19 @@ class Extrapolate(Task):
 
 def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence[str]) -> None:
     """Add the rows of one context and stretch to the file, replacing earlier rows of the same."""
-    file.parent.mkdir(exist_ok=True)
-    with FileLock(file.with_suffix(".lock")):
+    with _locked(file):
         here = scored[0]["stretch"], scored[0]["context"]
         rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) != here] + [*scored]
         rows.sort(key=lambda row: (forms.index(form_of(row["stretch"])), row["stretch"], row["context"]))
+        run.unseal(file)
         write_csv(file, rows)
         run.seal(file)
+
+
+def _locked(file: Path) -> FileLock:
+    """The lock of a table, whose folder is created."""
+    file.parent.mkdir(exist_ok=True)
+    return FileLock(file.with_suffix(".lock"))
 
 
 def stretch_to(transformer: Transformer, stretch: Stretch | None) -> None:

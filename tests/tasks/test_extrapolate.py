@@ -12,6 +12,7 @@ from conftest import Bigram
 from rich.console import Console
 from training_support import configured, go
 
+from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
 from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.stretching import Stretch
@@ -298,6 +299,28 @@ def test_a_call_that_is_interrupted_is_gone_on_with(tmp_path, monkeypatch):
     assert [row["context"] for row in read_lengths(run.extrapolation("test"))] == [4, 8, trained]
     extrapolated(run, tmp_path, contexts, "stretches: [none]", "split: valid")  # another split has a separate file
     assert len(seen) == 7
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_call_that_is_interrupted_before_a_digest_is_recorded_is_gone_on_with(tmp_path, monkeypatch, when):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
+    file, sealed = run.extrapolation("test"), []
+
+    def interrupted(self, *files):
+        sealed.append(files)
+        if len(sealed) == when:
+            raise KeyboardInterrupt
+        seal(self, *files)
+
+    seal = RunDirectory.seal
+    monkeypatch.setattr(RunDirectory, "seal", interrupted)
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", lambda *given: [Bucket(False, 1, 4, 10, 1.0)])
+    with pytest.raises(KeyboardInterrupt):
+        extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
+    assert len(read_lengths(file)) == when
+    _, printed = extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
+    assert f"{when} of 2 results exist already; delete " in printed
+    assert run.manifest["files"]["extrapolation/test.csv"] == digest_of(file)
 
 
 def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
