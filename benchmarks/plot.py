@@ -10,10 +10,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from ..core.theme import LIGHT
-from ..reporting.drawing import INK, QUIET, styled, write_svg
+from ..reporting.drawing import QUIET, styled, write_svg
+from ..reporting.plots import styles_of
 
-COLOURS = {"rope": INK, "nope": QUIET, "pope": LIGHT["blue"], "fox": LIGHT["vermilion"]}
 MARKERS = "osD^vPX*<>"
 PASSES = {"forward_ratio": "forward", "training_ratio": "forward and backward"}
 
@@ -27,13 +26,14 @@ def plot(source: Path, target: Path) -> None:
     figure = Figure(figsize=(3.2 + 3.6 * len(widths), 7.6), layout="constrained")
     panels = figure.subplots(2, len(widths), sharex=True, sharey="row", squeeze=False)
     names, handles = list(dict.fromkeys(row["name"] for row in rows)), {}
+    styles = styles_of([{row["encoding"] for row in rows}])
     for column, width in enumerate(widths):
         for axes, (key, title) in zip(panels[:, column], PASSES.items(), strict=True):
             for number, name in enumerate(names):
                 own = [row for row in rows if row["name"] == name and int(row["head_dim"]) == width]
                 if own:
                     lengths, ratios = zip(*sorted((int(row["length"]), float(row[key])) for row in own), strict=True)
-                    style = {"color": COLOURS[own[0]["encoding"]], "marker": MARKERS[number % len(MARKERS)]}
+                    style = {"color": styles[own[0]["encoding"]]["color"], "marker": MARKERS[number % len(MARKERS)]}
                     (handles[name],) = axes.plot(lengths, ratios, linewidth=1, **style)
             axes.set(xscale="log", yscale="log", title=f"{title}, head size {width}")
             axes.set_xscale("log", base=2)

@@ -27,6 +27,8 @@ STYLES = tuple(
     {"color": light, "linestyle": dash, "marker": marker}
     for (light, _), dash, marker in zip(COLOURS.values(), DASHES, "os^DvPX", strict=True)
 )
+# Encodings that have the same style in every plot, in the order of STYLES. Other models take the styles that are left.
+STYLED = ("nope", "path", "path_fox", "pope", "rope", "fox")
 MOST = 150  # characters of a label
 NAME = 50  # characters in a line of a name at the left of a plot
 METRICS = "DejaVu Sans"  # comes with Matplotlib and is wider than the fonts that browsers use instead

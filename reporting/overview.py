@@ -79,7 +79,8 @@ def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contest
 def results(study: Study, found: Sequence[Score], titles: Mapping[str, str]) -> str:
     """Nats/token against compute, a panel per domain; without models whose loss is far above the others."""
     figure = Figure(figsize=(9.2, 2 * 2.5), layout="constrained")
-    panels, styles = figure.subplots(2, (len(titles) + 1) // 2, squeeze=False).flat, styles_of(study.comparisons)
+    panels = figure.subplots(2, (len(titles) + 1) // 2, squeeze=False).flat
+    styles = styles_of([each.labels for each in study.comparisons])
     named = {}
     for axes, (domain, title) in zip(panels, titles.items(), strict=False):
         here = [score for score in found if score.comparison.domain == domain]

@@ -1,7 +1,7 @@
 """Plots of a comparison: losses, nats against compute, contexts of other lengths, and what encodings log."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
-from .drawing import QUIET, STYLES, Plot, axis_of_lengths, legend_above, literal, styled, wrapped, write_plot
+from .drawing import (
+    QUIET,
+    STYLED,
+    STYLES,
+    Plot,
+    axis_of_lengths,
+    legend_above,
+    literal,
+    styled,
+    wrapped,
+    write_plot,
+)
 from .legible import legible_lengths, which
 from .lengths import (
     form_of,
@@ -37,11 +48,15 @@ DRAWN = 300  # points of a curve; the CSV has all of them
 WINDOW = 20  # a running median covers 1/20 of a curve
 
 
-def styles_of(comparisons: Sequence[Comparison]) -> dict[str, dict]:
-    """A line style for each contestant's label, the same in all plots and distinct within a comparison."""
-    together = [{contestant.label for contestant in comparison.contestants} for comparison in comparisons]
-    found: dict[str, int] = {}
-    for number, label in enumerate(sorted(set().union(*together))):
+def styles_of(together: Sequence[Set[str]]) -> dict[str, dict]:
+    """A line style for each model's label, distinct within each set of labels in `together`.
+
+    The first label of each encoding in STYLED has the style of the encoding.
+    """
+    every = sorted(set().union(*together))
+    first = {label.partition(",")[0]: label for label in reversed(every)}
+    found = {first[encoding]: i for i, encoding in enumerate(STYLED) if encoding in first}
+    for number, label in enumerate(label for label in every if label not in found):
         taken = {found[other] for labels in together if label in labels for other in labels & found.keys()}
         found[label] = next((i for i in range(len(STYLES)) if i not in taken), number % len(STYLES))
     return {label: STYLES[i] for label, i in found.items()}
@@ -165,7 +180,7 @@ def lengths_plot(
     """
     found = legible_lengths(every, references)
     if len(found) < len(every):
-        styles = dict(zip(found, STYLES, strict=True))
+        styles = styles_of([found.keys()])
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}

@@ -48,7 +48,7 @@ class Sections:
         self._comparisons, self._legend = study.comparisons, study.legend()
         self._found, self._reference, self._margin, self._folder = found, reference, margin, folder
         self._pictured = [legible(comparison, found) for comparison in study.comparisons]
-        self._styles = plots.styles_of(self._pictured)
+        self._styles = plots.styles_of([each.labels for each in self._pictured])
         self._baselines = {
             (comparison.slug, split): baselines_of(comparison, split, study.runs, stores)
             for comparison in study.comparisons

@@ -171,6 +171,11 @@ class Comparison:
         return self.contestants[0].any_run
 
     @property
+    def labels(self) -> set[str]:
+        """The labels of its contestants."""
+        return {each.label for each in self.contestants}
+
+    @property
     def splits(self) -> list[str]:
         """The test splits."""
         return self.any_run.manifest["store"]["splits"][2:]

@@ -99,7 +99,7 @@ def _plots(
     number = largest(study)
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
-    styles = plots.styles_of([shown])
+    styles = plots.styles_of([shown.labels])
     yield "differences.svg", forest_plot(found, folder / "across-forest", "Differences", percent=True)
     yield "take-off.svg", noted(take_off_plot(shown, styles, folder), shown, whole)
     if lengths:

@@ -4,7 +4,6 @@ import base64
 import csv
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -28,6 +27,7 @@ from bearings.core.legends import Elements, Legend
 from bearings.kernels.stretching import Form
 from bearings.lightning_modules.conversion import STAGES
 from bearings.reporting import forest, plots
+from bearings.reporting.drawing import STYLED
 from bearings.reporting.forest import edge_of
 from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.mechanism_files import LARGEST
@@ -336,13 +336,17 @@ def test_running_median_of_a_short_and_a_long_curve():
 
 
 def test_styles_are_distinct_within_a_comparison():
-    def comparison(*labels):
-        return SimpleNamespace(contestants=[SimpleNamespace(label=label) for label in labels])
-
-    groups = (tuple("abcdef"), tuple("ghijkl"), ("a", "l", "m"))
-    styles = plots.styles_of([comparison(*labels) for labels in groups])
+    groups = [{*"abcdef"}, {*"ghijkl"}, {"a", "l", "m"}, {"fox, window=8", "pope, window=8", "pope", "rope", "a"}]
+    styles = plots.styles_of(groups)
     for labels in groups:
         assert len({styles[label]["color"] for label in labels}) == len(labels)
+
+
+def test_an_encoding_has_the_same_style_whatever_it_is_compared_with():
+    every = plots.styles_of([{*STYLED}, {"alibi", "rope"}])
+    for labels in ({"path", "pope", "rope"}, {"alibi", "rope"}, {"fox, window=8", "pope", "pope, window=8"}):
+        styles = plots.styles_of([labels])
+        assert all(styles[label] == every[label.partition(",")[0]] for label in labels - {"alibi", "pope, window=8"})
 
 
 def test_models_of_other_lengths_are_measured_from_their_own(tmp_path, report):
