@@ -34,6 +34,7 @@ class Listed:
         variants: setting keys under which the study repeats the test of one hypothesis.
         searched: setting keys whose values the study has chosen for each encoding, besides the learning rate.
         compare: setting keys whose values the study compares as it compares encodings.
+        margin: the study's margin of equivalence in nats/token; None for the domain's.
     """
 
     place: Path | None = None
@@ -41,6 +42,7 @@ class Listed:
     variants: Sequence[str] = ()
     searched: Sequence[str] = ()
     compare: Sequence[str] = ()
+    margin: float | None = None
 
 
 @dataclass(frozen=True)

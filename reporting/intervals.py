@@ -128,10 +128,11 @@ class Spread:
     - a t for each part (Howe, J. Am. Stat. Assoc. 69(347), 1974) covers as much as 98 %.
 
     The result covers 93 to 97 % for any share of the interaction, with at least 20 clusters of similar size, or with
-    40 clusters of which the largest is 8 times the median. The degrees of freedom of clusters follow from `effective`;
-    with the plain number, the interval over such unequal clusters covers as little as 92 %. The variance of clusters
-    is scaled separately below and above the ratio, by how much farther the bootstrap extends than a t. With one scale
-    for both sides, the interval covers as little as 91 % for exponentially distributed clusters.
+    the 40 clusters of studies/jsb_length_small, of which the largest is 8 times the median. The degrees of freedom of
+    clusters follow from `effective`; with the plain number, the interval over such unequal clusters covers as little as
+    92 %. The variance of clusters is scaled separately below and above the ratio, by how much farther the bootstrap
+    extends than a t. With one scale for both sides, the interval covers as little as 91 % for exponentially distributed
+    clusters.
 
     Attributes:
         value: the ratio.

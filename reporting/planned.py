@@ -31,7 +31,10 @@ from .study import MISSING, Trouble
 
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
-KEYS = ("question", "would_change", "search", "runs", "then", "published", "claims", "reference", "variants", "compare")
+KEYS = (
+    *("question", "would_change", "search", "runs", "then", "published", "claims"),
+    *("reference", "margin", "variants", "compare"),
+)
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
@@ -51,8 +54,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     Its `runs` are lines in the form that `python main.py -m` takes, highest priority first. `search` is a line with
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
     `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
-    or the model of the tables, to compare with. `variants` has setting keys under which one hypothesis is tested
-    repeatedly, and `compare` those whose values are compared as encodings are. `question` and `would_change`, what
+    or the model of the tables, to compare with, and `margin` the margin of equivalence in nats/token. `variants` has
+    setting keys under which one hypothesis is tested repeatedly, and `compare` those whose values are compared as
+    encodings are. `question` and `would_change`, what
     would change the answer, are text. Keys without a value are ignored.
 
     Raises:
@@ -84,6 +88,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         for key in ("question", "would_change", "search", "reference"):
             if not isinstance(found.get(key, ""), str):
                 raise TypeError(f"{key} must be text")
+        if not (type(margin := found.get("margin", 1.0)) in (int, float) and 0 < margin < math.inf):
+            raise TypeError(f"margin: {margin} must be a number of nats/token above 0")
         if "published" in found:
             published = found["published"]
             if not isinstance(published, Mapping) or not all(

@@ -103,7 +103,8 @@ def read_study(folders: Sequence[Path]) -> Study:
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:
     entries = {} if place is None else lists.get(place, {})
     published, variants, compare = entries.get("published", {}), entries.get("variants", ()), entries.get("compare", ())
-    return Listed(place, published, *map(_of_facts, (variants, searched_keys(entries), compare)))
+    variants, searched, compare = map(_of_facts, (variants, searched_keys(entries), compare))
+    return Listed(place, published, variants, searched, compare, entries.get("margin"))
 
 
 def _of_facts(keys: Sequence[str]) -> list[str]:

@@ -46,7 +46,7 @@ def remarks() -> list[str]:
 
 
 def comparison_notes(comparison: Comparison, split: str, reference: str, margin: float | None) -> list[str]:
-    """Data, training and settings of a comparison on one split. `margin` replaces the domain's own unless None."""
+    """Data, training and settings of a comparison on one split. `margin` replaces its own unless None."""
     records = comparison.any_run.records[split]
     clusters = len(set(records.clusters.tolist()))
     store, length, steps, precision = (

@@ -111,7 +111,7 @@ def study_scores(study: Study, reference: str, margin: float | None = None) -> l
 
     Args:
         reference: the encoding or label that the others are compared with.
-        margin: margin of equivalence in nats/token; None for the domain's default.
+        margin: margin of equivalence in nats/token; None for that of each comparison.
     """
     found = []
     for each in study.comparisons:

@@ -38,7 +38,7 @@ class Sections:
     Args:
         found: the study's scores.
         reference: the encoding or label that the others are compared with.
-        margin: margin of equivalence in nats/token; None for the domain's default.
+        margin: margin of equivalence in nats/token; None for that of each comparison.
         stores: folder of the token stores, which are read if no run has kept its baselines.
     """
 

@@ -233,8 +233,10 @@ class Comparison:
 
     @property
     def margin(self) -> float:
-        """Margin of equivalence in nats/token."""
-        return self.any_run.domain.margin
+        """Margin of equivalence in nats/token: that of its studies if they give the same one, or the domain's."""
+        given = {each.margin for each in self.listed.values()}
+        own = given.pop() if len(given) == 1 else None
+        return self.any_run.domain.margin if own is None else own
 
     @property
     def devices(self) -> list[str]:

@@ -196,7 +196,8 @@ class ReportOptions(Options):
         out: folder for the report; an earlier report is replaced.
         reference: encoding with which the others are compared, or a model of the tables, such as
             'rope, implementation=triton'. If an encoding has several models, the one with its default options.
-        margin: difference in nats per token up to which encodings count as equal; null for the domain's default.
+        margin: difference in nats per token up to which encodings count as equal; null for that of the study or the
+            domain.
     """
 
     directories: Sequence[str] | None = None

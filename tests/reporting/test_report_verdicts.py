@@ -294,6 +294,17 @@ def test_margin_comes_from_the_domain_or_the_task(tmp_path, report):
     assert [float(row["margin"]) for row in differences(report("task.margin=0.1")[0])] == [0.1, 0.1]
 
 
+def test_a_study_may_set_its_margin(tmp_path, report):
+    listed(tmp_path / "runs", "margin: 0.5\nruns: [encoding=rope]\n")
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+    (row,) = differences(report()[0])
+    assert (float(row["margin"]), row["verdict"]) == (0.5, "lower, within the margin")
+    (row,) = differences(report("task.margin=0.001")[0])
+    assert (float(row["margin"]), row["verdict"]) == (0.001, "lower")
+
+
 def test_dominant_cluster_leaves_the_verdict_open(tmp_path, report):
     for encoding in ("rope", "path"):
         for seed in (0, 1, 2):

@@ -97,13 +97,16 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         (
             "runs: [seed=0]\nthan: [task=mechanisms]\n",
             "unknown key than; allowed: question, would_change, search, runs, then, published, claims, reference, "
-            "variants",
+            "margin, variants",
         ),
         ("runs: [seed=0]\nthen: task=mechanisms\n", "then must be a list of lines"),
         ("runs: [seed=0]\nvariants: model.mlp\n", "variants must be a list of keys"),
         ("runs: [seed=0]\ncompare: [precision]\n", "compare: precision must be GROUP.KEY, such as trainer.precision"),
         ("runs: [seed=0]\nquestion: [why]\n", "question must be text"),
         ("runs: [seed=0]\nreference: [rope]\n", "reference must be text"),
+        ("runs: [seed=0]\nmargin: 0\n", "margin: 0 must be a number of nats/token above 0"),
+        ("runs: [seed=0]\nmargin: .inf\n", "margin: inf must be a number of nats/token above 0"),
+        ("runs: [seed=0]\nmargin: true\n", "margin: True must be a number of nats/token above 0"),
         ("run: [seed=0]\n", r"runs: \[LINE, ...\] is missing"),
         ("", r"runs: \[LINE, ...\] is missing"),
     ):
