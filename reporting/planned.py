@@ -32,8 +32,17 @@ from .study import MISSING, Trouble
 LIST = "study.yaml"
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
 KEYS = (
-    *("question", "would_change", "search", "runs", "then", "published", "claims"),
-    *("reference", "margin", "variants", "compare"),
+    "question",
+    "would_change",
+    "search",
+    "runs",
+    "then",
+    "published",
+    "claims",
+    "reference",
+    "margin",
+    "variants",
+    "compare",
 )
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
@@ -56,8 +65,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
     or the model of the tables, to compare with, and `margin` the margin of equivalence in nats/token. `variants` has
     setting keys under which one hypothesis is tested repeatedly, and `compare` those whose values are compared as
-    encodings are. `question` and `would_change`, what
-    would change the answer, are text. Keys without a value are ignored.
+    encodings are. `question` and `would_change`, what would change the answer, are text. Keys without
+    a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; `variants` or
