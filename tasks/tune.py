@@ -90,6 +90,8 @@ class Tune(Task):
     def check(self, session: Session) -> Path:
         """The path of the table of results, named like the runs but without the settings that vary and the seed.
 
+        With `match`, the size of the MLP varies with the point, so the name has the kind of cost instead.
+
         Raises:
             UserError: the settings of a point are invalid, several devices are used, or the table is of another kind.
         """
@@ -99,7 +101,8 @@ class Tune(Task):
             self._session(session, point, 0)
         unset = _at(unmatched(session.config), dict.fromkeys([RATE, *self.grid]))
         run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
-        path = run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
+        match = session.config.get("match")
+        path = run.path.with_name(run.path.name.removesuffix("-s0") + (f"-{match}" if match else "") + ".csv")
         if any(key not in row for row in _read(path) for key in (RATE, *self.grid, "each_seed")):
             raise UserError(f"{path}: this table is of another search: move it away, or set task.out")
         return path

@@ -125,6 +125,12 @@ def test_the_model_is_matched_at_each_point(tmp_path):
         Tune(grid={"model.mlp_hidden": [64, 128]}).check(session)
 
 
+def test_each_kind_of_matching_has_its_own_table(tmp_path):
+    given = [["match=null"], ["match=params"], ["match=flops"]]
+    sessions = [Session.of(configured(tmp_path, "encoding=path", "model.width=64", *match)) for match in given]
+    assert len({Tune(rates=[1e-3, 2e-3]).check(session) for session in sessions}) == len(given)
+
+
 def test_a_table_of_another_kind_is_refused_before_training(tmp_path, tune):
     _, printed = tune(rates=[1e-3, 1e-2])
     assert "edge of the grid" in printed
