@@ -135,7 +135,10 @@ def read(path: Path) -> np.ndarray | str:
             voices.get("".join((part.partName or "").split()[:1]), []).append(part)
         if [len(parts) for parts in voices.values()] != [1, 1, 1, 1]:
             return "not one part each of Soprano, Alto, Tenor, Bass"
-        notes = [list(parts[0].flatten().notes) for parts in voices.values()]
+        for (part,) in voices.values():
+            if part.atSoundingPitch is False:  # transposed, such as a tenor an octave above its pitch
+                part.toSoundingPitch(inPlace=True)
+        notes = [list(part.flatten().notes) for (part,) in voices.values()]
         ends = [(note.offset + note.quarterLength) * STEPS for voice in notes for note in voice]
         length = math.ceil(max(ends, default=0))
         if length > LONGEST:

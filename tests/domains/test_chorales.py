@@ -110,6 +110,19 @@ def test_scores_are_sorted_by_number(tmp_path):
     assert [path.stem for path in chorales.scores(tmp_path)] == ordered
 
 
+@pytest.mark.parametrize(("semitones", "octaves"), [(0, -1), (-2, 0)])
+def test_transposed_parts_are_read_at_sounding_pitch(tmp_path, semitones, octaves):
+    change = f"<chromatic>{semitones}</chromatic><octave-change>{octaves}</octave-change>"
+    transpose = f"<transpose><diatonic>{semitones // 2}</diatonic>{change}</transpose></attributes>"
+    before, tenor, after = musicxml(FOUR).partition('<part id="P2">')
+    path = tmp_path / "x.musicxml"
+    path.write_text(before + tenor + after)
+    written = chorales.read(path)
+    path.write_text(before + tenor + after.replace("</attributes>", transpose, 1))
+    written[:, 2] += semitones + 12 * octaves
+    assert np.array_equal(chorales.read(path), written)
+
+
 def test_order_of_scores_does_not_depend_on_the_folder(tmp_path, monkeypatch):
     ordered = [tmp_path / name for name in ("bwv01.xml", "bwv1.xml", "bwv1².xml")]  # the first two are number 1
     for path in ordered:
