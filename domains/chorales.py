@@ -48,7 +48,7 @@ def scores(folder: Path | None) -> list[Path]:
     found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
         raise UserError(f"{folder} contains no scores ({', '.join(SUFFIXES)}): {remedy}")
-    found.sort(key=lambda path: number(path.stem))
+    found.sort(key=lambda path: (number(path.stem), path.name))  # bwv1 and bwv01 have the same number
     for path, following in pairwise(found):
         if path.stem == following.stem:
             raise UserError(f"{path} and {following.name} have the same name without extension: rename or remove one")
@@ -100,7 +100,7 @@ def _too_long(length: int) -> str:
 
 def number(name: str) -> list[tuple[int, int, str]]:
     """Sort key in which digits count as numbers, so that bwv9.7 comes before bwv10.7."""
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|\D+", name)]
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in re.findall(r"\d+|\D+", name)]
 
 
 def titles() -> dict[str, str]:
@@ -135,7 +135,10 @@ def read(path: Path) -> np.ndarray | str:
             voices.get("".join((part.partName or "").split()[:1]), []).append(part)
         if [len(parts) for parts in voices.values()] != [1, 1, 1, 1]:
             return "not one part each of Soprano, Alto, Tenor, Bass"
-        notes = [list(parts[0].flatten().notes) for parts in voices.values()]
+        for (part,) in voices.values():
+            if part.atSoundingPitch is False:  # transposed, such as a tenor an octave above its pitch
+                part.toSoundingPitch(inPlace=True)
+        notes = [list(part.flatten().notes) for (part,) in voices.values()]
         ends = [(note.offset + note.quarterLength) * STEPS for voice in notes for note in voice]
         length = math.ceil(max(ends, default=0))
         if length > LONGEST:

@@ -1,6 +1,5 @@
 """J. S. Bach's four-part chorales: one token per voice and 16th note, ordered by time, then from soprano to bass."""
 
-import io
 import math
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pretty_midi
+import symusic
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
@@ -127,47 +127,44 @@ class JSB(Domain):
         return np.concatenate([[START], np.where(pitches == chorales.REST, SILENT, pitches - BASE + FIRST)])
 
     def encode_file(self, path: Path) -> np.ndarray:
-        """Tokens of a MIDI file with four voices, identified by name or in the order soprano to bass.
+        """Tokens of a MIDI file with four voices, identified by name, or from soprano to bass by track and channel.
 
-        Each voice is sampled in the middle of each 16th.
+        Each voice is sampled in the middle of each 16th. Drums are ignored.
         """
         try:
             data = midi_files.content(path)
             begun = midi_files.note_ons(data)  # first, because other readers take minutes for some damaged files
-            score = pretty_midi.PrettyMIDI(io.BytesIO(data))
-            pitched = [instrument for instrument in score.instruments if not instrument.is_drum]
-            midi_files.refuse_lost(begun, sum(len(instrument.notes) for instrument in pitched))
-            sixteenth = score.resolution / chorales.STEPS
+            # pretty_midi would order the channels of a track by the ends of their first notes.
+            score: Any = symusic.Score.from_midi(data)
+            tracks = [track for track in score.tracks if not track.is_drum and len(track.notes)]
+            sixteenth = score.ticks_per_quarter / chorales.STEPS
             found = [
-                (
-                    place,
-                    score.time_to_tick(note.start) / sixteenth,
-                    score.time_to_tick(note.end) / sixteenth,
-                    note.pitch,
-                )
-                for place, instrument in enumerate(score.instruments)
-                for note in instrument.notes
+                (place, note.start / sixteenth, note.end / sixteenth, note.pitch)
+                for place, track in enumerate(tracks)
+                for note in track.notes
+                if note.duration
             ]
+            midi_files.refuse_lost(begun, len(found))
             length = math.ceil(max((end for _, _, end, _ in found), default=0) - 0.5)
         except FileNotFoundError as error:
             raise UserError(f"{path} does not exist: give a .mid file of four voices") from error
-        except Exception as error:  # mido raises many kinds of exceptions
+        except Exception as error:  # the parser raises many kinds of exceptions
             reason = one_line(error)
             raise UserError(f"{path} cannot be read as MIDI ({reason}): give a .mid file of four voices") from error
         if length > chorales.LONGEST:
             raise UserError(f"{path} lasts {length:,} 16ths, more than {chorales.LONGEST:,}: give a shorter piece")
-        # pretty_midi drops silent instruments, so names are more reliable than positions.
-        names = [instrument.name for instrument in score.instruments]
+        # Silent voices have no track here, so names are more reliable than positions.
+        names = [track.name for track in tracks]
         named = set(names) <= set(chorales.VOICES)
         if named and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"{path} has several instruments named {twice}: give each voice a different name")
-        if not named and len(score.instruments) != VOICES:
+        if not named and len(tracks) != VOICES:
             wanted = f"give four, or instruments named {', '.join(chorales.VOICES)}"
-            raise UserError(f"{path} has {len(score.instruments)} instruments: {wanted}")
+            raise UserError(f"{path} has {len(tracks)} instruments: {wanted}")
         voices = [chorales.VOICES.index(name) if named else place for place, name in enumerate(names)]
         grid = np.full((length, VOICES), chorales.REST)
-        for place, start, end, pitch in found:
+        for place, start, end, pitch in sorted(found):
             if not BASE <= pitch < BASE + self.vocabulary - FIRST:
                 known = f"{BASE}..{BASE + self.vocabulary - FIRST - 1}"
                 raise UserError(f"{path} has pitch {pitch}, outside {known}: transpose it")

@@ -10,13 +10,17 @@ from .unpacking import RATIO, SPARE, DamagedFileError
 ROWS = 256  # maximum rows read at once
 AT_ONCE = 1 << 27  # maximum bytes read at once; a value is at most as long as its page
 PAGE = 1 << 29  # maximum bytes of a page, which is decompressed in memory
+STRINGS = ("string", "large_string", "null")
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 def values(path: Path, field: str, option: str = "domain.field") -> Iterator[tuple[int, object, int]]:
     """Number, value and position in the file of every row of the column `field`, which `option` names.
 
+    Columns other than the text may also hold integers, such as numbers of groups.
+
     Raises:
-        UserError: the column does not exist or does not contain text.
+        UserError: the column does not exist or contains something else.
         DamagedFileError: the file is invalid, or its rows do not match its footer. The message names the row.
     """
     import pyarrow.parquet
@@ -27,7 +31,8 @@ def values(path: Path, field: str, option: str = "domain.field") -> Iterator[tup
             if field not in (columns := file.schema_arrow.names):
                 raise UserError(f"{path} has no column {field!r}: set {option} to one of {listed(columns)}")
             kind = file.schema_arrow.field(columns.index(field)).type
-            if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "null"):
+            allowed = STRINGS if option == "domain.field" else (*STRINGS, *INTEGERS)
+            if str(getattr(kind, "value_type", kind)) not in allowed:
                 raise UserError(f"{path}: {field!r} has type {str(kind)[:80]}, not string: set {option} to another")
             count = file.metadata.num_rows
             largest = max(_page_sizes(path, file.metadata, field), default=1)
@@ -37,7 +42,7 @@ def values(path: Path, field: str, option: str = "domain.field") -> Iterator[tup
                 for value in batch.column(0):
                     row += 1
                     found = value.as_py()
-                    total += len(found or "")
+                    total += len(found) if isinstance(found, str) else 0
                     if total > SPARE + RATIO * size:
                         raise ValueError(f"it decompresses to more than {RATIO} times its size; real data do not")
                     yield row, found, size * row // max(count, row)

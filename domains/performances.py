@@ -84,7 +84,8 @@ class Release:
             metadata = min(found, key=lambda name: name.count("/"))  # the csv if both are equally deep
             ((_, table),) = self._contents({metadata})
             self._parent = PurePosixPath(metadata).parent
-            listed = {str(self._parent / row.file): row for row in parse(table, self.place(metadata))}
+            folder = metadata[: metadata.rfind("/") + 1]  # members of `tar -c .` begin with "./", also in names
+            listed = {f"{folder}{PurePosixPath(row.file)}": row for row in parse(table, self.place(metadata))}
         elif unsplit and len(music) >= len(OFFICIAL):
             self._parent = PurePosixPath()
             listed = {name: Performance(name, name, "", None) for name in music}

@@ -179,9 +179,9 @@ def _read_bed(path: Path) -> dict[str, list[Region]]:
     """Regions of each record, in order."""
     found: dict[str, list[Region]] = {}
     for number, text in _lines(path):
-        if not text.strip() or text.startswith(("#", "track", "browser")):
-            continue
         place, fields = f"{path}, line {number}", text.split()
+        if not fields or text.startswith("#") or fields[0] in ("track", "browser"):
+            continue
         if len(fields) < 4 or not (PLACE.fullmatch(fields[1]) and PLACE.fullmatch(fields[2])):
             raise UserError(f"{place}: {text.strip()[:80]!r} is not a BED line with record, start, end and split")
         if not (begin := int(fields[1])) < (end := int(fields[2])):

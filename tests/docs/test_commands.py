@@ -139,7 +139,8 @@ def workspace(tmp_path_factory):
         "".join(f">chr{name}\n{text}\n" for name, text in zip("ABC", bases, strict=True))
     )
     acids = ["".join(random.choice([*"ACDEFGHIKLMNPQRSTVWY"], 80)) for _ in range(120)]
-    (folder / "proteins.fa").write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(acids)))
+    fasta = "".join(f">{number}\n{text}\n" for number, text in enumerate(acids))
+    (folder / "proteins.fa").write_text(fasta, newline="\r\n")  # as on Windows
     (folder / "my-protein.txt").write_text(acids[0])
     rows = [f"{number // 3}\t{text}\n" for number, text in enumerate(acids)]
     (folder / "clustered.tsv").write_text("".join(["cluster\tsequence\n", *rows]))

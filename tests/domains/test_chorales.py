@@ -1,5 +1,7 @@
 """Scores of chorales: reading, rejected scores, and folders of scores."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from jsb_support import musicxml
@@ -106,3 +108,30 @@ def test_scores_are_sorted_by_number(tmp_path):
     for name in [*names, "readme"]:
         (tmp_path / f"{name}.{'txt' if name == 'readme' else 'mxl'}").touch()
     assert [path.stem for path in chorales.scores(tmp_path)] == ordered
+
+
+@pytest.mark.parametrize(("semitones", "octaves"), [(0, -1), (-2, 0)])
+def test_transposed_parts_are_read_at_sounding_pitch(tmp_path, semitones, octaves):
+    change = f"<chromatic>{semitones}</chromatic><octave-change>{octaves}</octave-change>"
+    transpose = f"<transpose><diatonic>{semitones // 2}</diatonic>{change}</transpose></attributes>"
+    before, tenor, after = musicxml(FOUR).partition('<part id="P2">')
+    path = tmp_path / "x.musicxml"
+    path.write_text(before + tenor + after)
+    written = chorales.read(path)
+    path.write_text(before + tenor + after.replace("</attributes>", transpose, 1))
+    written[:, 2] += semitones + 12 * octaves
+    assert np.array_equal(chorales.read(path), written)
+
+
+def test_order_of_scores_does_not_depend_on_the_folder(tmp_path, monkeypatch):
+    ordered = [tmp_path / name for name in ("bwv01.xml", "bwv1.xml", "bwv1².xml")]  # the first two are number 1
+    for path in ordered:
+        path.touch()
+    for listed in (ordered, ordered[::-1]):
+        monkeypatch.setattr(Path, "iterdir", lambda _, listed=listed: iter(listed))
+        assert chorales.scores(tmp_path) == ordered
+    listed = [tmp_path / name for name in ("bwv1.mxl", "bwv01.xml", "bwv1.xml")]
+    listed[0].touch()
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter(listed))
+    with pytest.raises(UserError, match=r"bwv1\.mxl and bwv1\.xml have the same name without extension"):
+        chorales.scores(tmp_path)

@@ -191,6 +191,13 @@ def test_invalid_bed_line_raises(write, tmp_path, line, message):
     assert not [path for path in (tmp_path / "stores").rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
+def test_only_whole_words_begin_lines_that_bed_files_skip(tmp_path):
+    (tmp_path / "genome.fa").write_text("".join(f">{name}\n{'ACGT' * 5}\n" for name in ("tracked", "browser1", "c")))
+    (tmp_path / "x.bed").write_text("browser hide all\ntracked\t0\t9\ttrain\nbrowser1\t0\t9\tvalid\nc\t0\t9\ttest\n")
+    store = Genome(str(tmp_path / "genome.fa"), split="bed", bed=str(tmp_path / "x.bed")).prepare(tmp_path / "stores")
+    assert store.names == ["tracked:0-9", "browser1:0-9", "c:0-9"]
+
+
 def test_missing_bed_file_and_empty_split_raise(write, tmp_path):
     with pytest.raises(UserError, match=r"none\.bed cannot be read: No such file"):
         Genome(write(), split="bed", bed="none.bed").prepare(tmp_path)

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import mido
 import numpy as np
 import pretty_midi
 import pytest
@@ -102,6 +103,37 @@ def test_invalid_midi_prompt_raises(tmp_path, text):
         JSB().encode_file(tmp_path / "x.mid")
     with pytest.raises(UserError, match="does not exist"):
         JSB().encode_file(tmp_path / "y.mid")
+
+
+def test_voices_of_one_track_are_ordered_by_channel(tmp_path):
+    grid = np.array([[72, 67, 60, 48], [72, 67, 60, 50], [72, 67, 62, 52], [72, 69, 64, 53]])  # the bass moves first
+    changes = [(step, v) for step in range(5) for v in range(4) if step in (0, 4) or grid[step, v] != grid[step - 1, v]]
+    track, at = mido.MidiTrack(), 0
+    for step, voice in changes:
+        for kind, row in (("note_off", step - 1), ("note_on", step)):
+            if 0 <= row < 4:
+                note = int(grid[row, voice])
+                track.append(mido.Message(kind, channel=voice, note=note, time=120 * (step - at)))
+                at = step
+    file = mido.MidiFile(type=0, tracks=[track])
+    file.save(tmp_path / "x.mid")
+    assert JSB().encode_file(tmp_path / "x.mid").tolist() == JSB().encode(grid).tolist()
+
+
+def test_drums_are_no_voice(tmp_path):
+    file = mido.MidiFile()
+    for channel in (0, 1, 2, 9):
+        on, off = (
+            mido.Message("note_" + kind, channel=channel, note=60, time=time)
+            for kind, time in (("on", 0), ("off", 480))
+        )
+        file.tracks.append(mido.MidiTrack([on, off]))
+    file.save(tmp_path / "x.mid")
+    with pytest.raises(UserError, match=r"x\.mid has 3 instruments: give four"):
+        JSB().encode_file(tmp_path / "x.mid")
+    file.tracks.append(mido.MidiTrack([message.copy(channel=3) for message in file.tracks[0]]))
+    file.save(tmp_path / "x.mid")
+    assert JSB().encode_file(tmp_path / "x.mid").tolist() == JSB().encode(np.full((4, 4), 60)).tolist()
 
 
 def test_prompt_with_wrong_voices_or_pitches_raises(tmp_path):

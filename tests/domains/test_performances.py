@@ -47,6 +47,9 @@ def test_folder_zip_and_tar_agree(source, tmp_path):
     for name in ("m.zip", "m.tar", "m.tar.gz"):
         store = Maestro(str(packed(source, tmp_path / name))).prepare(tmp_path / "stores")
         assert contents(store) == folder, name
+    with tarfile.open(tmp_path / "inside.tar", "w") as archive:
+        archive.add(source, ".")
+    assert contents(Maestro(str(tmp_path / "inside.tar")).prepare(tmp_path / "stores")) == folder, "tar -c ."
     assert contents(Maestro(str(source.parent)).prepare(tmp_path / "stores")) == folder, "the folder around it"
     rows = list(csv.DictReader((source / "maestro-v3.0.0.csv").read_text().splitlines()))
     columns = {name: {str(n): row[name] for n, row in enumerate(rows)} for name in COLUMNS}

@@ -6,6 +6,8 @@ import io
 import json
 import zipfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import DATA
 from mirror_support import head, serving
@@ -104,6 +106,19 @@ def test_groups_of_a_table_share_split_and_cluster(tmp_path, kind):
     assert store.unit_counts("train")["byte"] == 14 * len(store.documents("train"))
     other = Text(str(tmp_path / f"proteins.{kind}"), **given | {"alphabet": ACIDS + "X"})
     assert other.options() != domain.options()
+
+
+def test_groups_may_be_numbers(tmp_path):
+    rows = [{"family": number // 4, "sequence": sequence} for number, (_, sequence) in enumerate(ROWS)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    given = {"field": "sequence", "group_field": "family", "tokenizer": "bytes"}
+    stores = [
+        Text(str(tmp_path / name), **given, valid_fraction=0.3, test_fraction=0.3).prepare(tmp_path / "stores")
+        for name in ("a.jsonl", "a.parquet")
+    ]
+    assert stores[1].splits.tolist() == stores[0].splits.tolist()
+    assert stores[1].clusters.tolist() == [number // 4 for number in range(80)]
 
 
 def test_a_column_names_the_split(tmp_path):
