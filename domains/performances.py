@@ -59,7 +59,7 @@ class Release:
         path: the folder or archive.
         performances: existing files listed in the metadata, in the order of `read`.
         absent: names of listed files that are missing.
-        unlisted: number of MIDI files that are not in the metadata.
+        unlisted: number of MIDI files that are not in the metadata; hidden files are ignored.
 
     Raises:
         UserError: `path` is not a folder or archive, is unreadable, has no valid metadata, or lists files outside it.
@@ -79,7 +79,7 @@ class Release:
             twice = next(name for place, name in enumerate(names) if name in names[:place])
             raise UserError(f"{path} contains {twice} twice: download it again")
         found = [name for pattern in METADATA for name in names if fnmatch(PurePosixPath(name).name, pattern)]
-        music = [name for name in names if name.lower().endswith(ENDINGS)]
+        music = [name for name in names if name.lower().endswith(ENDINGS) and not _hidden(name)]
         if found:
             metadata = min(found, key=lambda name: name.count("/"))  # the csv if both are equally deep
             ((_, table),) = self._contents({metadata})
@@ -222,6 +222,11 @@ def _inside(name: str) -> bool:
     return name.isprintable() and parts[0] != "" and not re.match("[A-Za-z]:", name) and ".." not in parts
 
 
+def _hidden(name: str) -> bool:
+    """Whether a file or its folder is hidden, such as `__MACOSX/._a.mid`, which macOS adds to archives of `a.mid`."""
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
 def fingerprint(path: Path) -> str:
     """sha256 of an archive, or of names and contents of the metadata and MIDI files in a folder."""
     if not path.exists():
@@ -230,7 +235,7 @@ def fingerprint(path: Path) -> str:
         return digest_of(path)
     digest = hashlib.sha256()
     for name in sorted(_files(path), key=PurePosixPath):
-        if PurePosixPath(name).suffix.lower() in (*ENDINGS, ".csv", ".json"):
+        if PurePosixPath(name).suffix.lower() in (*ENDINGS, ".csv", ".json") and not _hidden(name):
             with open(path / name, "rb") as file:
                 digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
                 while block := file.read(1 << 20):

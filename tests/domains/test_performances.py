@@ -187,6 +187,23 @@ def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
     assert "at least 3 of your own MIDI files" in refusal(mine, tmp_path / "others", split="random")
 
 
+def test_hidden_files_are_ignored(tmp_path):
+    """Such as those that macOS adds to archives and foreign file systems."""
+    mine, hidden = tmp_path / "mine", b"\0\5\x16\7 of AppleDouble"
+    mine.mkdir()
+    for number in range(3):
+        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    store = Maestro(str(mine), split="random").prepare(tmp_path / "stores")
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+        for number in range(3):
+            archive.write(mine / f"{number}.mid", f"mine/{number}.mid")
+            archive.writestr(f"__MACOSX/mine/._{number}.mid", hidden)
+    zipped = Maestro(str(tmp_path / "mine.zip"), split="random").prepare(tmp_path / "stores")
+    assert zipped.names == [f"mine/{name}" for name in store.names]
+    (mine / "._0.mid").write_bytes(hidden)
+    assert Maestro(str(mine), split="random").prepare(tmp_path / "stores").directory == store.directory
+
+
 def test_copies_of_a_file_are_in_one_split(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
