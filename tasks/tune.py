@@ -14,6 +14,7 @@ from ..core.errors import DivergedError, UserError, nearest_key
 from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.tables import Row, Table, write_csv
+from ..session.identity import incidental
 from ..session.matching import unmatched
 from ..session.overrides import as_typed
 from ..session.run_directory import RunDirectory
@@ -23,6 +24,7 @@ from .options import TuneOptions
 from .train import Train
 
 RATE = "optimizer.learning_rate"
+VARIED = "*"  # in the name of a table, for the settings of its grid; null may be the value of another search
 
 
 class Search(Train):
@@ -97,7 +99,7 @@ class Tune(Task):
             raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
         for point in self._points(session.config):
             self._session(session, point, 0)
-        unset = _at(unmatched(session.config), dict.fromkeys([RATE, *self.grid]))
+        unset = _at(unmatched(session.config), {RATE: None, **dict.fromkeys(self.grid, VARIED)})
         run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
         path = run.path.with_name(run.path.name.removesuffix("-s0") + ".csv")
         if any(key not in row for row in _read(path) for key in (RATE, *self.grid, "each_seed")):
@@ -124,6 +126,8 @@ class Tune(Task):
 
     def _session(self, session: Session, point: Mapping[str, Any], seed: int) -> Session:
         config = _at(unmatched(session.config), point)
+        if config["domain"] != session.config["domain"]:  # `Session.of` then identifies the data again
+            del config["content"]
         here = Session.of({**config, "seed": seed, "runs": str(self.out), "run": None})
         here.console = session.console
         return here
@@ -161,6 +165,8 @@ def _at(config: Mapping, point: Mapping[str, Any]) -> dict:
         if not isinstance(block, Mapping) or name not in block:
             known = [f"{each}.{of}" for each in ("model", "encoding", "optimizer") for of in config[each]]
             raise UserError(f"task.grid: {key} is not a setting of this run: {nearest_key(key, known)}use GROUP.KEY")
+        if incidental(key):
+            raise UserError(f"task.grid: {key} does not distinguish runs, so it cannot be searched: leave it out")
         changed[group] = {**block, name: value}
     return changed
 
