@@ -1,8 +1,11 @@
 """Conversion of a RoPE model: an exact start, no jumps, frozen weights, and bit-exact resumption."""
 
+import io
+
 import pytest
 import torch
 from pretrained_support import STORIES, hugging_face_folder, model_of
+from rich.console import Console
 from training_support import configured, go, interrupt_after, weights
 
 from bearings.core.errors import InterruptedRunError, UserError
@@ -13,6 +16,8 @@ from bearings.lightning_modules.pretrained import load_pretrained
 from bearings.lightning_modules.transformer import Transformer
 from bearings.pretrained.formats import opened
 from bearings.session.configuration import build
+from bearings.session.session import Session
+from bearings.tasks.check import Check
 
 EXACT = ("path", "path_fox", "fox", "nope")
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog Max. "
@@ -148,6 +153,12 @@ def test_conversions_that_are_impossible_are_refused(tmp_path, tiny):
         conversion_run(tmp_path, tiny, "rope")
     with pytest.raises(UserError, match=r"match_steps=2: it needs model\.pretrained"):
         go(configured(tmp_path, "trainer.match_steps=2"))
+    with pytest.raises(UserError, match="match=params: it would resize the MLP, whose weights are those of"):
+        go(conversion_run(tmp_path, tiny, "nope") | {"match": "params"})
+    for stage in ("match_steps", "distil_steps"):
+        steps = {"match_steps": 0, "distil_steps": 0, stage: 2}
+        with pytest.raises(UserError, match=rf"trainer\.{stage}=2: it needs trainer\.strategy=ddp"):
+            go(conversion_run(tmp_path, tiny, "pope", **steps, strategy="fsdp", devices=3))
     with pytest.raises(UserError, match="steps=0: nothing would be trained"):
         go(configured(tmp_path, "trainer.steps=0"))
 
@@ -156,4 +167,8 @@ def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny):
     run, _ = go(configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0"))
     original, best = model_of(opened(tiny)).state_dict(), weights(run)
     assert run.manifest["finished"]
+    session = Session.of(run.config)
+    session.console = Console(file=io.StringIO())
+    Check()(session)  # without a learning rate to show
+    assert "(finished)" in session.console.file.getvalue()
     assert all(torch.equal(each, best[f"transformer.{name}"]) for name, each in original.items())
