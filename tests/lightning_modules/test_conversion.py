@@ -16,7 +16,9 @@ from bearings.lightning_modules.pretrained import load_pretrained
 from bearings.lightning_modules.transformer import Transformer
 from bearings.pretrained.formats import opened
 from bearings.session.configuration import build
+from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
+from bearings.session.weights import read_torch_file
 from bearings.tasks.check import Check
 
 EXACT = ("path", "path_fox", "fox", "nope")
@@ -125,11 +127,14 @@ def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypa
     whole, _ = go(conversion_run(tmp_path / "whole", tiny, name))
     text = capsys.readouterr().out
     cut = conversion_run(tmp_path / "cut", tiny, name)
-    for stop in (2, 4, 8):  # within each stage
+    for stop in (1, 2, 4, 8):  # before the encoding is applied, and within each stage
         with monkeypatch.context() as patch:
             interrupt_after(patch, stop)
             with pytest.raises(InterruptedRunError):
                 go(cut)
+        checkpoint = read_torch_file(RunDirectory.of(Session.of(cut).config).last)
+        moments = checkpoint["optimizer_states"][0]["state"].keys()  # which a sharded run requires
+        assert moments == checkpoint["state_dict"].keys() - {"transformer.head.weight"}
     resumed, _ = go(cut)
     for checkpoint in ("last", "best"):
         ours, theirs = weights(whole, checkpoint), weights(resumed, checkpoint)
