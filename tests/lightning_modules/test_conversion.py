@@ -11,6 +11,7 @@ from training_support import configured, go, interrupt_after, weights
 from bearings.core.errors import InterruptedRunError, UserError
 from bearings.domains.pretrained_tokenizer import Pretrained
 from bearings.encodings.pattern import class_of
+from bearings.lightning_modules.callbacks import Validation
 from bearings.lightning_modules.conversion import Conversion, distilled, frozen, matched
 from bearings.lightning_modules.pretrained import load_pretrained
 from bearings.lightning_modules.transformer import Transformer
@@ -168,8 +169,17 @@ def test_conversions_that_are_impossible_are_refused(tmp_path, tiny):
         go(configured(tmp_path, "trainer.steps=0"))
 
 
-def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny):
-    run, _ = go(configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0"))
+def stopped(*args, **options):
+    raise UserError("killed after its validation")
+
+
+def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny, monkeypatch):
+    plain = configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="killed after its validation"):
+        patch.setattr(Validation, "_save", stopped)
+        go(plain)
+    run, _ = go(plain)
+    assert (run.path / "metrics.csv").read_text().count("\n0,") == 1
     original, best = model_of(opened(tiny)).state_dict(), weights(run)
     assert run.manifest["finished"]
     session = Session.of(run.config)
