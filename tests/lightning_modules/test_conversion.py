@@ -175,9 +175,10 @@ def stopped(*args, **options):
 
 def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny, monkeypatch):
     plain = configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0")
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="killed after its validation"):
+    with monkeypatch.context() as patch:
         patch.setattr(Validation, "_save", stopped)
-        go(plain)
+        with pytest.raises(UserError, match="killed after its validation"):
+            go(plain)
     run, _ = go(plain)
     assert (run.path / "metrics.csv").read_text().count("\n0,") == 1
     original, best = model_of(opened(tiny)).state_dict(), weights(run)
