@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from ..core.checked_files import read_csv
 from ..core.errors import DivergedError, UserError, nearest_key
+from ..core.options import checked, options_of
 from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.tables import Row, Table, write_csv
@@ -19,7 +20,9 @@ from ..session.matching import unmatched
 from ..session.overrides import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.settings import declared
 from ..session.task import Task
+from ..session.trust import KINDS
 from .options import TuneOptions
 from .train import Train
 
@@ -121,8 +124,8 @@ class Tune(Task):
         """All combinations of the searched settings, by key."""
         given = config["optimizer"]["learning_rate"]
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
-        keys = [RATE, *self.grid]
-        return [dict(zip(keys, values, strict=True)) for values in itertools.product(rates, *self.grid.values())]
+        grid = [_as_declared(config, key, values) for key, values in self.grid.items()]
+        return [dict(zip([RATE, *self.grid], values, strict=True)) for values in itertools.product(rates, *grid)]
 
     def _session(self, session: Session, point: Mapping[str, Any], seed: int) -> Session:
         config = _at(unmatched(session.config), point)
@@ -142,6 +145,16 @@ class Tune(Task):
             session.console.print(f"{text}: {error}", soft_wrap=True)
             return float("inf")
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
+
+
+def _as_declared(config: Mapping, key: str, values: Sequence[Any]) -> list[Any]:
+    """Values of the setting `key`, each once: 1 is 1.0 where a float is declared. Invalid ones are refused later."""
+    group, _, name = key.partition(".")
+    options = options_of(declared(config[group]["_target_"], group)) if group in KINDS and group in config else {}
+    if name not in options or any(options[name].problems(value) for value in values):
+        return [*values]
+    found = [checked(value, options[name].kind) for value in values]
+    return [value for place, value in enumerate(found) if value not in found[:place]]
 
 
 def _texts(point: Mapping[str, Any]) -> dict[str, str]:

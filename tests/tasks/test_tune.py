@@ -206,3 +206,9 @@ def test_data_of_each_point_are_its_own(tmp_path):
 def test_settings_that_do_not_distinguish_runs_cannot_be_searched(tmp_path, tune):
     with pytest.raises(UserError, match=r"^task\.grid: trainer\.micro_batch does not distinguish runs"):
         tune(grid={"trainer.micro_batch": [1, 2]})
+
+
+def test_integers_are_the_numbers_that_a_setting_declares(tmp_path):
+    session = Session.of(configured(tmp_path))
+    tune = Tune(rates=[1e-3], grid={"model.dropout": [0, 0.0, 0.5]})
+    assert [point["model.dropout"] for point in tune.points(session.config)] == ["0.0", "0.5"]
