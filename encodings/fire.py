@@ -58,7 +58,7 @@ class FIRE(RowEncoding, DistanceBias):
         given = FIREOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
         self.threshold = given.threshold
-        self.c, self.multiplier = (nn.Parameter(torch.empty((), dtype=torch.float32)) for _ in range(2))
+        self.c, self.multiplier = (nn.Parameter(torch.empty(1, dtype=torch.float32)) for _ in range(2))
         shapes = (given.hidden, 1), (given.hidden,), (heads, given.hidden), (heads,)
         parameters = [nn.Parameter(torch.empty(shape, dtype=torch.float32)) for shape in shapes]
         self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias = parameters

@@ -291,6 +291,12 @@ class LanguageModel(nn.Module):
         names = dict(enumerate(self._names_in_optimizer()))
         for state in filter(None, checkpoint["optimizer_states"]):
             rename(state, names)
+            # An encoding has no gradients, and so no moments, where a conversion has not begun to apply it. Resuming a
+            # sharded run requires the moments of every parameter.
+            for name, parameter in self.named_parameters() if state["state"] else ():
+                if name not in state["state"]:
+                    moments = {key: torch.zeros(parameter.shape) for key in ("exp_avg", "exp_avg_sq")}
+                    state["state"][name] = {"step": torch.zeros(()), **moments}
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         if self.device_mesh is None:

@@ -30,13 +30,19 @@ def check_start(config: Mapping, settings: TrainerSettings, transformer: Transfo
         if asked := [name for name, number in steps.items() if number]:
             raise UserError(f"trainer.{asked[0]}={steps[asked[0]]}: it needs model.pretrained, the model to convert")
         return
+    if config.get("match") is not None:
+        raise UserError(
+            f"match={config['match']}: it would resize the MLP, whose weights are those of model.pretrained: leave out "
+            "one of the two"
+        )
     if steps["anneal_steps"] and not starts_exactly(transformer):
         raise UserError(
             f"trainer.anneal_steps={steps['anneal_steps']}: encoding={config['names']['encoding']} has an effect from "
             "the start, so a rotation cannot be annealed: use 0, with trainer.match_steps and trainer.distil_steps"
         )
-    if steps["match_steps"] and settings.strategy == "fsdp" and settings.ranks > 1:
-        raise UserError(f"trainer.match_steps={steps['match_steps']}: it needs trainer.strategy=ddp")
+    staged = [name for name in ("match_steps", "distil_steps") if steps[name]]
+    if staged and settings.strategy == "fsdp" and settings.ranks > 1:
+        raise UserError(f"trainer.{staged[0]}={steps[staged[0]]}: it needs trainer.strategy=ddp")
 
 
 def check_vocabulary(config: Mapping, tokens: int) -> None:

@@ -172,7 +172,7 @@ def _explained(trainer: Trainer) -> Iterator[None]:
 
 
 def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -> tuple[Path | None, int, int]:
-    """The newest readable checkpoint, its step and that of its last validation; None, 0 and 0 without checkpoints.
+    """The newest readable checkpoint, its step and that of its last validation; None, 0 and -1 without one.
 
     Raises:
         UserError: there are checkpoints, but none can be read.
@@ -186,7 +186,7 @@ def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -
             if path == there[-1]:
                 raise
             session.console.print(f"{path} is damaged: using the previous checkpoint", soft_wrap=True)
-    return None, 0, 0
+    return None, 0, -1
 
 
 def without_os_errors(arguments: threading.ExceptHookArgs) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..core.errors import UserError
 from ..lightning_modules.options import TrainerOptions
 from .configuration import NAMED, refuse_problems
-from .identity import INCIDENTAL, identity
+from .identity import INCIDENTAL, decisive, identity
 from .overrides import as_typed, choices_of, key_of
 from .run_config import read_config
 from .run_directory import RunDirectory, leaves
@@ -61,11 +61,12 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
 
 
 def on_one_device(run: RunDirectory, accelerator: str) -> dict:
-    """The run's configuration, for one device of this machine."""
+    """The run's configuration, for one device of this machine, which may lack the kernels that trained the run."""
     usual = {key: getattr(TrainerOptions, key) for key in MACHINE}
     return {
         **run.config,
         "run": str(run.path),
+        "encoding": decisive("encoding", run.config["encoding"]),
         "trainer": {**run.config["trainer"], **usual, "accelerator": accelerator},
     }
 

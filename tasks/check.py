@@ -21,8 +21,10 @@ class Check(Task):
         flops = 3 * model.transformer.flops_per_token(session.data.length) * tokens
         padded = "" if session.data.always_full else "at most "  # rows that are not full have fewer tokens
         lines["training time"] = padded + training_time_text(flops, session.settings.device)
-        steps = sorted({0, min(model.options.warmup_steps, model.steps - 1), model.steps // 2, model.steps - 1})
-        lines["schedule"] = ", ".join(f"{model.learning_rate_at(step):.3g} at step {step}" for step in steps)
+        if model.steps:
+            last = model.steps - 1
+            steps = sorted({0, min(model.options.warmup_steps, last), model.steps // 2, last})
+            lines["schedule"] = ", ".join(f"{model.learning_rate_at(step):.3g} at step {step}" for step in steps)
         state = "finished" if run.manifest.get("finished") else "started" if run.last.exists() else "not started"
         lines["run"] = f"{run.path} ({state})"
         print_lines(session, lines)

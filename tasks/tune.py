@@ -11,18 +11,23 @@ from filelock import FileLock
 
 from ..core.checked_files import read_csv
 from ..core.errors import DivergedError, UserError, nearest_key
+from ..core.options import checked, options_of
 from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.tables import Row, Table, write_csv
+from ..session.identity import incidental
 from ..session.matching import unmatched
 from ..session.overrides import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
+from ..session.settings import declared
 from ..session.task import Task
+from ..session.trust import KINDS
 from .options import TuneOptions
 from .train import Train
 
 RATE = "optimizer.learning_rate"
+VARIED = "*"  # in the name of a table, for the settings of its grid; null may be the value of another search
 
 
 class Search(Train):
@@ -99,7 +104,7 @@ class Tune(Task):
             raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
         for point in self._points(session.config):
             self._session(session, point, 0)
-        unset = _at(unmatched(session.config), dict.fromkeys([RATE, *self.grid]))
+        unset = _at(unmatched(session.config), {RATE: None, **dict.fromkeys(self.grid, VARIED)})
         run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
         match = session.config.get("match")
         path = run.path.with_name(run.path.name.removesuffix("-s0") + (f"-{match}" if match else "") + ".csv")
@@ -122,11 +127,13 @@ class Tune(Task):
         """All combinations of the searched settings, by key."""
         given = config["optimizer"]["learning_rate"]
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
-        keys = [RATE, *self.grid]
-        return [dict(zip(keys, values, strict=True)) for values in itertools.product(rates, *self.grid.values())]
+        grid = [_as_declared(config, key, values) for key, values in self.grid.items()]
+        return [dict(zip([RATE, *self.grid], values, strict=True)) for values in itertools.product(rates, *grid)]
 
     def _session(self, session: Session, point: Mapping[str, Any], seed: int) -> Session:
         config = _at(unmatched(session.config), point)
+        if config["domain"] != session.config["domain"]:  # `Session.of` then identifies the data again
+            del config["content"]
         here = Session.of({**config, "seed": seed, "runs": str(self.out), "run": None})
         here.console = session.console
         return here
@@ -141,6 +148,16 @@ class Tune(Task):
             session.console.print(f"{text}: {error}", soft_wrap=True)
             return float("inf")
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
+
+
+def _as_declared(config: Mapping, key: str, values: Sequence[Any]) -> list[Any]:
+    """Values of the setting `key`, each once: 1 is 1.0 where a float is declared. Invalid ones are refused later."""
+    group, _, name = key.partition(".")
+    options = options_of(declared(config[group]["_target_"], group)) if group in KINDS and group in config else {}
+    if name not in options or any(options[name].problems(value) for value in values):
+        return [*values]
+    found = [checked(value, options[name].kind) for value in values]
+    return [value for place, value in enumerate(found) if value not in found[:place]]
 
 
 def _texts(point: Mapping[str, Any]) -> dict[str, str]:
@@ -164,6 +181,8 @@ def _at(config: Mapping, point: Mapping[str, Any]) -> dict:
         if not isinstance(block, Mapping) or name not in block:
             known = [f"{each}.{of}" for each in ("model", "encoding", "optimizer") for of in config[each]]
             raise UserError(f"task.grid: {key} is not a setting of this run: {nearest_key(key, known)}use GROUP.KEY")
+        if incidental(key):
+            raise UserError(f"task.grid: {key} does not distinguish runs, so it cannot be searched: leave it out")
         changed[group] = {**block, name: value}
     return changed
 

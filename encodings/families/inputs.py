@@ -79,7 +79,7 @@ class FixedTable(PositionTable):
     def __init__(self, width: int, scale: Scale, rms: float):
         super().__init__()
         self.width, self.rms = width, rms
-        self.scale = nn.Parameter(torch.empty((), dtype=torch.float32)) if scale == "learned" else None
+        self.scale = nn.Parameter(torch.empty(1, dtype=torch.float32)) if scale == "learned" else None
         self.cached: dict[tuple, Tensor] = {}  # tensors are never freed, as CUDA graphs read them by address
         self.reset_parameters()
 

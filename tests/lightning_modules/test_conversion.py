@@ -1,18 +1,26 @@
 """Conversion of a RoPE model: an exact start, no jumps, frozen weights, and bit-exact resumption."""
 
+import io
+
 import pytest
 import torch
 from pretrained_support import STORIES, hugging_face_folder, model_of
+from rich.console import Console
 from training_support import configured, go, interrupt_after, weights
 
 from bearings.core.errors import InterruptedRunError, UserError
 from bearings.domains.pretrained_tokenizer import Pretrained
 from bearings.encodings.pattern import class_of
+from bearings.lightning_modules.callbacks import Validation
 from bearings.lightning_modules.conversion import Conversion, distilled, frozen, matched
 from bearings.lightning_modules.pretrained import load_pretrained
 from bearings.lightning_modules.transformer import Transformer
 from bearings.pretrained.formats import opened
 from bearings.session.configuration import build
+from bearings.session.run_directory import RunDirectory
+from bearings.session.session import Session
+from bearings.session.weights import read_torch_file
+from bearings.tasks.check import Check
 
 EXACT = ("path", "path_fox", "fox", "nope")
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog Max. "
@@ -120,11 +128,14 @@ def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypa
     whole, _ = go(conversion_run(tmp_path / "whole", tiny, name))
     text = capsys.readouterr().out
     cut = conversion_run(tmp_path / "cut", tiny, name)
-    for stop in (2, 4, 8):  # within each stage
+    for stop in (1, 2, 4, 8):  # before the encoding is applied, and within each stage
         with monkeypatch.context() as patch:
             interrupt_after(patch, stop)
             with pytest.raises(InterruptedRunError):
                 go(cut)
+        checkpoint = read_torch_file(RunDirectory.of(Session.of(cut).config).last)
+        moments = checkpoint["optimizer_states"][0]["state"].keys()  # which a sharded run requires
+        assert moments == checkpoint["state_dict"].keys() - {"transformer.head.weight"}
     resumed, _ = go(cut)
     for checkpoint in ("last", "best"):
         ours, theirs = weights(whole, checkpoint), weights(resumed, checkpoint)
@@ -148,12 +159,32 @@ def test_conversions_that_are_impossible_are_refused(tmp_path, tiny):
         conversion_run(tmp_path, tiny, "rope")
     with pytest.raises(UserError, match=r"match_steps=2: it needs model\.pretrained"):
         go(configured(tmp_path, "trainer.match_steps=2"))
+    with pytest.raises(UserError, match="match=params: it would resize the MLP, whose weights are those of"):
+        go(conversion_run(tmp_path, tiny, "nope") | {"match": "params"})
+    for stage in ("match_steps", "distil_steps"):
+        steps = {"match_steps": 0, "distil_steps": 0, stage: 2}
+        with pytest.raises(UserError, match=rf"trainer\.{stage}=2: it needs trainer\.strategy=ddp"):
+            go(conversion_run(tmp_path, tiny, "pope", **steps, strategy="fsdp", devices=3))
     with pytest.raises(UserError, match="steps=0: nothing would be trained"):
         go(configured(tmp_path, "trainer.steps=0"))
 
 
-def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny):
-    run, _ = go(configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0"))
+def stopped(*args, **options):
+    raise UserError("killed after its validation")
+
+
+def test_zero_steps_evaluate_the_pretrained_model(tmp_path, tiny, monkeypatch):
+    plain = configured(tmp_path, "encoding=rope", f"model.pretrained={tiny}", "trainer.steps=0", "task.samples=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "_save", stopped)
+        with pytest.raises(UserError, match="killed after its validation"):
+            go(plain)
+    run, _ = go(plain)
+    assert (run.path / "metrics.csv").read_text().count("\n0,") == 1
     original, best = model_of(opened(tiny)).state_dict(), weights(run)
     assert run.manifest["finished"]
+    session = Session.of(run.config)
+    session.console = Console(file=io.StringIO())
+    Check()(session)  # without a learning rate to show
+    assert "(finished)" in session.console.file.getvalue()
     assert all(torch.equal(each, best[f"transformer.{name}"]) for name, each in original.items())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from command_support import run_command  # noqa: F401
-from conftest import REPOSITORY
+from conftest import REPOSITORY, with_encoding
 from hydra.core.global_hydra import GlobalHydra
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,6 +26,8 @@ from bearings.lightning_modules.fitting import FittedModel
 from bearings.lightning_modules.ranks import whole
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session import cli
+from bearings.session.configuration import build
+from bearings.session.overrides import choices_of
 
 STEPS = 60
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -173,6 +175,20 @@ def test_sharded_gradients_are_exchanged_once_per_step_with_any_micro_batch(monk
     groups = 3  # two blocks, and what is outside of them
     assert len(exchanged) == 3 * groups
     assert sum(exchanged) == groups
+
+
+def test_every_encoding_can_be_sharded():
+    """PyTorch cannot shard parameters without a dimension."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for name in choices_of("encoding"):
+            encoding = partial(build, with_encoding({"data": {"length": 8}}, name)["encoding"], "encoding")
+            model = FittedModel(Transformer(11, encoding, width=16, layers=1, heads=2), seed=0, steps=1)
+            model._device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("data_parallel",))
+            model.configure_model()
+            assert all(hasattr(parameter, "full_tensor") for parameter in model.parameters()), name
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_sharded_auxiliary_losses_have_the_same_gradients():

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from functools import partial
 
 import pytest
@@ -69,6 +70,17 @@ def test_a_run_and_its_export_score_as_task_score(text, tmp_path):
     both = run.score([TEXT, file])
     assert both.tokens == 2 * scores[0].tokens
     assert both.nats == pytest.approx(2 * scores[0].nats)
+
+
+def test_a_run_of_another_machine_needs_none_of_its_kernels(text, tmp_path):
+    copy = shutil.copytree(text.path, tmp_path / "run")
+    (copy / "config.yaml").write_text(
+        (copy / "config.yaml").read_text().replace("implementation: auto", "implementation: cudnn")
+    )
+    assert RunDirectory.open(copy).config["encoding"]["implementation"] == "cudnn"
+    stores = text.path.parents[3] / "data"
+    here, there = (bearings.load(path, stores=stores, device="cpu") for path in (text.path, copy))
+    assert here.score(TEXT).nats == there.score(TEXT).nats
 
 
 def test_samples_are_what_the_domain_decodes(text, tmp_path):

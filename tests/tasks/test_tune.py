@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from conftest import composed
 from training_support import configured, without_drawing
 
 from bearings.core.errors import UserError
@@ -187,3 +188,33 @@ def test_what_a_search_cannot_use_is_refused(tune):
         tune("run=somewhere")
     with pytest.raises(UserError, match=r"trainer\.devices: it must be 1, as a search trains each run on one device"):
         tune("trainer.devices=3")
+
+
+def test_searches_of_different_settings_have_tables_of_their_own(tmp_path):
+    """Also if a setting of the grid is null without a grid, as the search of rates then has its value."""
+    session = Session.of(configured(tmp_path))
+    assert session.config["model"]["kv_heads"] is None
+    wide, narrow = Tune(grid={"model.kv_heads": [1, 2]}), Tune()
+    assert wide.check(session) != narrow.check(session)
+
+
+def test_data_of_each_point_are_its_own(tmp_path):
+    few = ["domain.train=4", "domain.valid=4", "domain.test=4", "domain.sparse=4", "domain.dense=4", "domain.length=8"]
+    config = composed("experiment=debug", "domain=flip_flop", "data.length=8", *few)
+    names = {"names": {"domain": "flip_flop", "encoding": "pope", "model": "small"}}
+    session = Session.of(config | names | {"stores": str(tmp_path)})
+    session.store()  # of an earlier run
+    tune = Tune(rates=[1e-3], grid={"domain.length": [6, 8]})
+    stores = [tune._session(session, point, 0).store() for point in tune._points(session.config)]
+    assert [int(store.offsets[1]) for store in stores] == [7, 9]
+
+
+def test_settings_that_do_not_distinguish_runs_cannot_be_searched(tmp_path, tune):
+    with pytest.raises(UserError, match=r"^task\.grid: trainer\.micro_batch does not distinguish runs"):
+        tune(grid={"trainer.micro_batch": [1, 2]})
+
+
+def test_integers_are_the_numbers_that_a_setting_declares(tmp_path):
+    session = Session.of(configured(tmp_path))
+    tune = Tune(rates=[1e-3], grid={"model.dropout": [0, 0.0, 0.5]})
+    assert [point["model.dropout"] for point in tune.points(session.config)] == ["0.0", "0.5"]
