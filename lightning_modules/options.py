@@ -155,14 +155,14 @@ class TrainerOptions(Options):
         accelerator: `auto` uses a CUDA GPU if available.
         precision: `auto` is bf16-mixed on GPUs that support bf16, and 32-true otherwise.
         devices: GPUs (or CPU processes) per node; 0 for all visible GPUs. The batch is split across them. Results match
-            a single-device run up to rounding and dropout.
+            a single-device run up to rounding and random draws, as of dropout or positions.
         nodes: number of machines; start the same command on each with SLURM or torchrun.
         strategy: with several devices, `ddp` keeps the whole model on each, `fsdp` a part of it.
         context_parallel: number of devices that share each row, for rows that are too long for one: each computes a
             part of the tokens and gathers the keys and values of the others. Needs strategy=ddp, and an encoding that
             draws no positions in training.
         micro_batch: maximum number of rows per forward and backward pass on a device; null for all rows, and on a
-            single device half as many whenever memory runs out. Affects only memory, speed, rounding and dropout.
+            single device half as many whenever memory runs out. Affects only memory, speed, rounding and random draws.
         activation_checkpointing: save only each block's input (and dropout's mask) and recompute the rest in the
             backward pass: less memory, a third more computation.
         compile: use torch.compile on each block in training (but not in evaluation), which takes a minute; `auto` does

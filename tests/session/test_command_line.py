@@ -112,7 +112,7 @@ MISTAKES = {
     "task=report": "runs: no such folder; set runs=",
     "task=report task.directories=[elsewhere]": "elsewhere: no such folder; set runs=",
     "task=report task.directories=[]": "task.directories=[]: name at least one folder of runs",
-    "task=report task.margin=0": "task.margin=0.0: it must be above 0, or null for the domain's default",
+    "task=report task.margin=0": "task.margin=0.0: it must be above 0, or null for that of the study or the domain",
     "domain=text task=prepare": "domain.path is not set: give a file or folder of",
     "match=parms": "match='parms': it should be 'params' or 'flops'",
     "match=flops model.mlp_hidden=8 encoding=path": "match=flops: the encoding costs more than the whole MLP of model",
