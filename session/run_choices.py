@@ -18,14 +18,16 @@ from .settings import CONFIGS
 from .trust import located
 
 # Trainer settings that describe the machine which trained a run.
-MACHINE = ("accelerator", "devices", "nodes", "context_parallel", "cuda_graphs")
+SEVERAL = ("devices", "nodes", "context_parallel")
+MACHINE = ("accelerator", *SEVERAL, "cuda_graphs")
 
 
 def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -> dict:
     """The run's own configuration, with the task and device of `asked` and the incidental settings in `overrides`.
 
     Raises:
-        UserError: `overrides` contradict the run's configuration, or the run's configuration file is invalid.
+        UserError: `overrides` contradict the run's configuration or ask for several devices, or the run's configuration
+            file is invalid.
     """
     asked = {**asked, "content": run.config["content"]}
     there, here = (dict(leaves(identity(config))) | config["names"] for config in (run.config, asked))
@@ -45,6 +47,9 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
     given = {key_of(override) for override in overrides}
     for key in given & {"experiment", "match"}:
         raise UserError(f"{key}: this task uses the configuration of {run.path}: leave out this setting")
+    for key in SEVERAL:
+        if (number := asked["trainer"][key]) != 1:
+            raise UserError(f"trainer.{key}={number}: tasks of an existing run use one device: leave out this setting")
     given |= {f"trainer.{key}" for key in MACHINE}
     merged = {
         **run.config,

@@ -206,6 +206,15 @@ def test_a_task_of_a_run_takes_no_other_configuration(tmp_path):
             configuration_for(RunDirectory.open(run.path), plain, [given, f"run={run.path}"])
 
 
+@pytest.mark.parametrize("given", ["trainer.devices=2", "trainer.devices=0", "trainer.nodes=2"])
+def test_a_task_of_a_run_uses_one_device(tmp_path, given):
+    plain = configured(tmp_path)
+    run, _ = go(plain)
+    asked = configured(tmp_path, given)
+    with pytest.raises(UserError, match=f"^{given}: tasks of an existing run use one device: leave out this setting"):
+        configuration_for(run, asked, [given, f"run={run.path}"])
+
+
 def test_a_task_of_a_run_takes_another_implementation(tmp_path):
     plain = configured(tmp_path, "encoding.implementation=torch")
     run, _ = go(plain)
