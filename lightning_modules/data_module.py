@@ -1,6 +1,7 @@
 """Training batches, as a pure function of (seed, step)."""
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
@@ -236,8 +237,14 @@ class Loader(DataLoader):
             return super().__iter__()
 
 
-def loader_died(error: RuntimeError) -> bool:
-    """Whether `error` says that a process of a loader was killed. PyTorch has no class for this error."""
+def loader_died(error: Exception) -> bool:
+    """Whether an `error` of training says that a process of a loader was killed, perhaps while it sent a batch.
+
+    PyTorch has no class for this error.
+    """
+    if isinstance(error, (ConnectionError, EOFError)):
+        modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return any(name.startswith("torch.utils.data") for name in modules)
     return str(error).startswith(("DataLoader worker (pid", "Pin memory thread exited"))
 
 

@@ -50,7 +50,7 @@ def any_of(flag: bool, device: torch.device) -> bool:
     return bool(total(torch.tensor(int(flag), device=device))) if ranks() > 1 else flag
 
 
-def lost_touch(error: RuntimeError) -> bool:
+def lost_touch(error: Exception) -> bool:
     """Whether `error` comes from communication between ranks. PyTorch has no class for most of these errors."""
     if ranks() == 1:
         return False

@@ -156,7 +156,7 @@ def _explained(trainer: Trainer) -> Iterator[None]:
             raise
         signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from end
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError, EOFError) as error:
         if lost_touch(error):
             raise UserError(
                 f"rank {trainer.global_rank} lost its connection to another rank, which may have been killed or have "

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import training_support
+from torch.utils.data import dataloader
 from training_support import STEPS, configured, go, interrupt_after, weights
 
 from bearings.core import stopping
@@ -114,6 +115,16 @@ def test_a_killed_loader_process_is_reported_and_the_run_resumes(tmp_path, monke
             go(configured(tmp_path / "cut", "data.workers=1"))
     go(configured(tmp_path / "cut"))
     assert losses == expected
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, EOFError])
+def test_a_loader_process_killed_while_it_sends_is_reported(tmp_path, monkeypatch, error):
+    def receive(self):
+        raise error
+
+    monkeypatch.setattr(dataloader._SingleProcessDataLoaderIter, "_next_data", receive)
+    with pytest.raises(UserError, match=rf"training data was killed \({error.__name__}\), perhaps"):
+        go(configured(tmp_path))
 
 
 def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, losses):
