@@ -2,8 +2,9 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -163,6 +164,9 @@ def _explained(trainer: Trainer) -> Iterator[None]:
                 f"run out of memory ({one_line(error)}): rerun the same command to resume from the last checkpoint"
             ) from error
         if loader_died(error):
+            if not isinstance(error, RuntimeError):
+                with suppress(RuntimeError):
+                    time.sleep(1.0)  # when PyTorch notices that the process has ended, it raises an error in any code
             raise UserError(
                 f"a process that loads training data was killed ({one_line(error)}), perhaps because memory or shared "
                 "memory (/dev/shm) ran out: free some, or set data.workers to a lower number, and rerun the same "
