@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from ..core.errors import UserError, one_line
+from ..core.hidden import hidden
 from . import parquet
 from .store import SPLITS
 from .unpacking import Bounded, DamagedFileError, refuse_padding
@@ -86,7 +87,7 @@ def find(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         raise UserError(f"{path} does not exist: give a file or folder of {ALLOWED}")
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and _format(file)}
-    found = {name: files[name] for name in sorted(files) if not any(part[0] == "." for part in name.split("/"))}
+    found = {name: files[name] for name in sorted(files) if not hidden(PurePosixPath(name))}
     if not found:
         raise UserError(f"{path} contains no text files: give a folder of {ALLOWED}")
     unpacked: dict[str, str] = {}

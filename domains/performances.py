@@ -19,6 +19,7 @@ from typing import Any
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
+from ..core.hidden import hidden
 from . import midi_files
 from .unpacking import opened
 
@@ -79,7 +80,8 @@ class Release:
             twice = next(name for place, name in enumerate(names) if name in names[:place])
             raise UserError(f"{path} contains {twice} twice: download it again")
         found = [name for pattern in METADATA for name in names if fnmatch(PurePosixPath(name).name, pattern)]
-        music = [name for name in names if name.lower().endswith(ENDINGS) and not _hidden(name)]
+        # macOS adds hidden files to archives, such as `__MACOSX/._a.mid` for `a.mid`.
+        music = [name for name in names if name.lower().endswith(ENDINGS) and not hidden(PurePosixPath(name))]
         if found:
             metadata = min(found, key=lambda name: name.count("/"))  # the csv if both are equally deep
             ((_, table),) = self._contents({metadata})
@@ -222,11 +224,6 @@ def _inside(name: str) -> bool:
     return name.isprintable() and parts[0] != "" and not re.match("[A-Za-z]:", name) and ".." not in parts
 
 
-def _hidden(name: str) -> bool:
-    """Whether a file or its folder is hidden, such as `__MACOSX/._a.mid`, which macOS adds to archives of `a.mid`."""
-    return any(part.startswith(".") for part in PurePosixPath(name).parts)
-
-
 def fingerprint(path: Path) -> str:
     """sha256 of an archive, or of names and contents of the metadata and MIDI files in a folder."""
     if not path.exists():
@@ -234,8 +231,8 @@ def fingerprint(path: Path) -> str:
     if path.is_file():
         return digest_of(path)
     digest = hashlib.sha256()
-    for name in sorted(_files(path), key=PurePosixPath):
-        if PurePosixPath(name).suffix.lower() in (*ENDINGS, ".csv", ".json") and not _hidden(name):
+    for name in sorted(map(PurePosixPath, _files(path))):
+        if name.suffix.lower() in (*ENDINGS, ".csv", ".json") and not hidden(name):
             with open(path / name, "rb") as file:
                 digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
                 while block := file.read(1 << 20):

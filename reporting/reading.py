@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
+from ..core.hidden import hidden
 from ..core.legend_records import legends_of
 from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.baseline_records import read_baselines
@@ -124,7 +125,7 @@ def _directories(folder: Path) -> list[Path]:
     """
     found = {path.parent for path in folder.rglob("config.yaml")}
     found |= {path for path in folder.rglob("*-s*") if path.is_dir() and RUN_NAME.fullmatch(path.name)}
-    found = {path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)}
+    found = {path for path in found if not hidden(path.relative_to(folder))}
     begun = {path for path in found if (path / "manifest.json").exists()}
     return sorted(path for path in found if begun.isdisjoint(path.parents))
 

@@ -17,8 +17,8 @@ from .run_directory import RunDirectory, leaves
 from .settings import CONFIGS
 from .trust import located
 
-# Trainer settings that describe the machine which trained a run.
 SEVERAL = ("devices", "nodes", "context_parallel")
+# Trainer settings that describe the machine which trained a run.
 MACHINE = ("accelerator", *SEVERAL, "cuda_graphs")
 
 
