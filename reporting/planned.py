@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -266,6 +266,14 @@ class Absent:
     def is_like(self, run: Run, seed: int) -> bool:
         """Whether it is `run` with another seed, `seed`."""
         return "seed" in self.asked and _fits(self.asked, {**_settings(run), "seed": seed})
+
+    def model(self, but: Container[str]) -> dict[str, Any]:
+        """Its settings by dotted key, without the seed and the keys in `but`."""
+        return {key: value for key, value in self.asked.items() if key != "seed" and key not in but}
+
+    def is_of(self, run: Run, but: Container[str]) -> bool:
+        """Whether it differs from `run` at most in the seed and in settings whose keys are in `but`."""
+        return _fits(self.model(but), _settings(run))
 
 
 def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:

@@ -34,13 +34,12 @@ def seeds_needed(found: Difference, tests: int) -> int | None:
 
 def needed_sentence(found: Sequence[Score]) -> str | None:
     """The sentence about the seeds that the undecided differences of a study need; None if there are none."""
-    tests = sum(score.holm_p is not None for score in found)  # without the parts of pooled differences
     several = len({title_of(score) for score in found if score.difference is not None}) > 1
-    needed = [
-        (name_of(score, score.contestant) + f" ({title_of(score)})" * several, seeds_needed(score.difference, tests))
-        for score in sorted(found, key=lambda score: score.nats.value)
-        if score.verdict == "undecided" and score.difference is not None
-    ]
+    needed = []
+    for score in sorted(found, key=lambda score: score.nats.value):
+        if score.verdict == "undecided" and score.difference is not None:
+            name = name_of(score, score.contestant) + f" ({title_of(score)})" * several
+            needed.append((name, seeds_needed(score.difference, score.tests)))
     if not needed:
         return None
     few = [f"{seeds} for {name}" for name, seeds in needed if seeds is not None]

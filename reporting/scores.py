@@ -40,6 +40,7 @@ class Score:
         part: whether it is one of the settings of a pooled difference.
         holm_p: p of a difference of 0, adjusted over the differences of its study; see `adjusted`.
         holm_equivalence_p: p of a difference outside the margin, adjusted likewise.
+        tests: number of tests that p is adjusted for.
     """
 
     comparison: Comparison
@@ -56,6 +57,7 @@ class Score:
     part: bool = False
     holm_p: float | None = None
     holm_equivalence_p: float | None = None
+    tests: int = 1
 
     @property
     def is_reference(self) -> bool:
@@ -117,7 +119,7 @@ def study_scores(study: Study, reference: str, margin: float | None = None) -> l
     for each in study.comparisons:
         for split in each.splits:
             found += scores(each, split, reference, each.margin if margin is None else margin)
-    return adjusted(with_pooled(found))
+    return adjusted(with_pooled(found), study.unmade)
 
 
 def scores(comparison: Comparison, split: str, reference: str, margin: float) -> list[Score]:
@@ -201,18 +203,25 @@ def _sums(contestant: Contestant, split: str, seeds) -> np.ndarray:
     return by_cluster(contestant.nats(split, sorted(seeds)), contestant.any_run.records[split].clusters)
 
 
-def adjusted(found: Sequence[Score]) -> list[Score]:
+def adjusted(found: Sequence[Score], unmade: Mapping[Path, int]) -> list[Score]:
     """The scores with p adjusted by Holm's method within each study. Parts of pooled differences are not tested.
 
-    Studies with runs in the same comparison count as one.
+    Studies with runs in the same comparison count as one. Models that a study lists and cannot test yet count as tests
+    on each split, so that its p-values are not lower while it is unfinished.
+
+    Args:
+        unmade: number of such models by study, as in `Study`.
     """
     result = list(found)
     for studies in _joined(found):
         family = [i for i, score in enumerate(found) if not score.part and score.comparison.studies <= studies]
+        splits = max(len(found[i].comparison.splits) for i in family)
+        coming = splits * sum(unmade.get(study, 0) for study in studies if study is not None)
         for name, of in (("holm_p", "p"), ("holm_equivalence_p", "equivalence_p")):
             tested = [i for i in family if getattr(result[i], of) is not None]
-            for i, p in zip(tested, holm([getattr(result[i], of) for i in tested]), strict=True):
-                result[i] = replace(result[i], **{name: p})
+            tests = [*(getattr(result[i], of) for i in tested), *[1.0] * coming]
+            for i, p in zip(tested, holm(tests), strict=False):
+                result[i] = replace(result[i], **{name: p}, tests=len(tests))
     return result
 
 

@@ -293,11 +293,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything found under some folders."""
+    """Everything found under some folders.
+
+    Attributes:
+        packed: runs of packed studies, by place.
+        unmade: number of models that a study lists and that have too few seeds for a test yet, by the study's folder.
+    """
 
     comparisons: Sequence[Comparison]
     troubles: Sequence[Trouble]
-    packed: Mapping[str, PackedPath] = field(default_factory=dict)  # runs of packed studies, by place
+    packed: Mapping[str, PackedPath] = field(default_factory=dict)
+    unmade: Mapping[Path, int] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Run]:

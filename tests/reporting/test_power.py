@@ -56,14 +56,13 @@ def score(name, found, verdict="undecided", place="jsb"):
         difference=found,
         verdict=verdict,
         p=0.2,
-        holm_p=None if verdict == "pooled" else 0.2,
+        tests=3,
     )
 
 
 def test_sentence_names_the_seeds_best_first():
     small, large = simulated(0.0001, 5), simulated(0.01, 5)
     found = [score("pope", large), score("path", small), score("fox", large, "lower")]
-    found += [score("fox", large, "pooled")] * 50  # not tested themselves
     seeds = seeds_needed(large, 3)
     sentence = needed_sentence(found)
     assert sentence.endswith(f": {seeds} for pope; more than {MOST}, or a larger test set, for 1 difference.")
@@ -73,5 +72,5 @@ def test_sentence_names_the_seeds_best_first():
 def test_every_comparison_is_in_the_sentence():
     large = simulated(0.01, 5)
     places = [score("pope", large, place=place) for place in ("jsb", "maestro")]
-    seeds = seeds_needed(large, 2)
+    seeds = seeds_needed(large, 3)
     assert needed_sentence(places).endswith(f": {seeds} for pope (jsb), {seeds} for pope (maestro).")

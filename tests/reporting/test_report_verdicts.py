@@ -9,6 +9,7 @@ from report_support import make_run, records, report_task, rewritten, rows_of, u
 from scipy import stats
 
 from bearings.reporting.reading import read_study
+from bearings.reporting.scores import study_scores
 from bearings.reporting.solving import exact_interval, rates_p, take_off
 from bearings.reporting.statistics import holm
 
@@ -61,6 +62,31 @@ def test_p_values_are_adjusted_within_each_study(tmp_path, report):
     found = differences(report()[0])
     assert len(found) == 2
     assert [row["holm_p"] for row in found] == [row["both_p"] for row in found]
+
+
+@pytest.mark.parametrize("rates", ["", " optimizer.learning_rate=1e-3,2e-3"])
+def test_models_that_a_study_has_yet_to_train_count_as_tests(tmp_path, rates):
+    """So an unfinished study has no lower p-values; other seeds and learning rates of a model are not further tests."""
+    line = f"experiment=debug{rates} encoding=rope,pope,path,alibi,nope seed=0,1,2,3"
+    folder = listed(tmp_path / "study", f"runs: ['{line}']\n")
+    trained = {"rope": 4, "pope": 3, "path": 1}
+    for encoding, seeds in trained.items():
+        for seed in range(seeds):
+            make_run(folder / "runs", encoding, seed)
+
+    def scored():
+        return {score.contestant.label: score for score in study_scores(read_study([folder]), "rope")}
+
+    before = scored()["pope"]
+    assert before.tests == 4
+    assert before.holm_p == pytest.approx(min(1, 4 * before.p))
+    for encoding in ("path", "alibi", "nope"):
+        for seed in range(trained.get(encoding, 0), 4):
+            make_run(folder / "runs", encoding, seed)
+    after = scored()
+    assert {after[label].tests for label in ("pope", "path", "alibi", "nope")} == {4}
+    family = [after[label].p for label in ("pope", "path", "alibi", "nope")]
+    assert [after[label].holm_p for label in ("pope", "path", "alibi", "nope")] == pytest.approx(holm(family))
 
 
 def test_studies_whose_runs_are_compared_are_adjusted_together(tmp_path, report):
