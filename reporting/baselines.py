@@ -13,20 +13,28 @@ from .finished import Run
 from .study import Comparison
 
 
+def kept_baselines(comparison: Comparison, split: str, runs: Sequence[Run]) -> Mapping[str, Records]:
+    """The baselines of the comparison's token store that one of `runs` has kept, by name; empty if none has."""
+    sha256 = comparison.facts["store.sha256"]
+    for run in runs:
+        kept = run.baselines.get(split)
+        if kept and all(records.store == sha256 for records in kept.values()):
+            return kept
+    return {}
+
+
 def baselines_of(
     comparison: Comparison, split: str, runs: Sequence[Run], stores: Path
 ) -> tuple[Mapping[str, Records], str | None]:
     """The baselines by name, and a line that says why some are missing, or None.
 
     Args:
-        runs: all runs of the report; one run per token store keeps the baselines.
+        runs: all runs of the report; in a study, one run per token store keeps the baselines.
         stores: folder of token stores, from which missing baselines are computed.
     """
+    if kept := kept_baselines(comparison, split, runs):
+        return kept, _without_xz(kept)
     sha256, manifest = comparison.facts["store.sha256"], comparison.any_run.manifest["store"]
-    for run in runs:
-        kept = run.baselines.get(split)
-        if kept and all(records.store == sha256 for records in kept.values()):
-            return kept, _without_xz(kept)
     useless = []
     for found in sorted((stores / manifest["domain"]).glob("*/manifest.json")):
         try:

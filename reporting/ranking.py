@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,7 +131,11 @@ def ranking_of(found: Sequence[Score]) -> Ranking | None:
         comparison = score.comparison
         if domains.count(comparison.domain) == 1 and score.split == comparison.splits[0]:
             nats.setdefault(comparison.name, {})[_shared_name(score)] = score.nats.value
-    nats = {name: each for name, each in nats.items() if len(each) >= FEWEST_MODELS}
+    return ranked({name: each for name, each in nats.items() if len(each) >= FEWEST_MODELS})
+
+
+def ranked(nats: Mapping[str, Mapping[str, float]]) -> Ranking | None:
+    """The ranking by `nats` per data set and model of the models that all data sets have; None as in `ranking_of`."""
     models = sorted(set.intersection(*map(set, nats.values()))) if nats else []
     if len(models) < FEWEST_MODELS:
         return None

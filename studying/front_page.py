@@ -1,5 +1,6 @@
 """studies/README.md: what the kept studies show so far, made from their tables."""
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 from ..core.words import plural, signed
 from ..reporting.planned import listed, read_list
+from ..reporting.ranking import Ranking, ranked
 from ..reporting.tables import Row, Table
 from .catalogue import STUDIES
 from .outcomes import Outcome
@@ -26,13 +28,22 @@ class Topic(NamedTuple):
     title: str
 
 
-LOSSES = (
+RANKED = (  # small models with the same budget in each modality
     Topic("zoo_jsb", "chorales, small", "Bach chorales, small models, each encoding at its best learning rate"),
+    Topic("zoo_maestro", "piano, small", "Piano performances, small models, tuned likewise"),
+    Topic("zoo_genome", "genome, small", "Human genome (99 windows), small models, tuned likewise"),
+    Topic("zoo_wikitext2", "text, small", "Wikipedia articles, small models, tuned likewise"),
+)
+TUNED = Topic(
+    "jsb_tuned", "chorales, tuned", "Bach chorales, larger models, transposed in training, each encoding tuned"
+)
+PIANO = Topic("maestro_60k", "piano", "Piano performances, as in the PoPE paper")
+LOSSES = (  # columns of the table
+    *RANKED,
     Topic("jsb", "chorales", "Bach chorales, as in the PoPE paper"),
-    Topic("jsb_tuned", "chorales, tuned", "The same chorales, transposed in training, each encoding tuned"),
-    Topic("maestro_60k", "piano", "Piano performances, as in the PoPE paper"),
-    Topic("genome", "genome", "Human genome, a small part of the published training"),
-    Topic("wikitext2", "text", "Wikipedia articles"),
+    TUNED,
+    PIANO,
+    Topic("wikitext2", "text", "Wikipedia articles, larger models"),
 )
 LENGTHS = Topic("zoo_jsb_length", "loss rises at", "Bach chorales in up to 16 times the trained length")
 TASK = Topic("indirect_indexing_long", "indexing solved", "Indirect indexing")
@@ -43,7 +54,7 @@ DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small m
 def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> str:
     """The page for these outcomes by study, and studies that are `planned`; topics without records are left out."""
     sentences = {
-        **dict.fromkeys(LOSSES, _losses),
+        **dict.fromkeys((*RANKED, TUNED, PIANO), _losses),
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,
@@ -99,7 +110,9 @@ def _kept(topics: Sequence[Topic], outcomes: Mapping[str, Outcome]) -> list[Topi
 def _named(topic: Topic, outcomes: Mapping[str, Outcome]) -> str:
     seeds = [row["seeds"] for row in outcomes[topic.study].rows]
     fewer = f"{min(seeds)} to " if min(seeds) < max(seeds) else ""
-    return f"{topic.title} ([{topic.study}]({topic.study}/README.md), {fewer}{plural(max(seeds), 'seed')})"
+    missing = outcomes[topic.study].missing
+    so_far = f", {plural(missing, 'run')} missing" if missing else ""
+    return f"{topic.title} ([{topic.study}]({topic.study}/README.md), {fewer}{plural(max(seeds), 'seed')}{so_far})"
 
 
 def _losses(outcome: Outcome) -> str:
@@ -149,17 +162,20 @@ def _diagnostics(outcome: Outcome) -> str:
 
 
 def _table(outcomes: Mapping[str, Outcome]) -> Table:
-    """The encodings that most studies have, best first, with what each study found."""
+    """The encodings that most studies have, by mean rank, with what each study found."""
     compared = _kept(LOSSES, outcomes)
     found = {topic.study: {row["model"]: row for row in outcomes[topic.study].rows} for topic in compared}
     references = {topic.study: outcomes[topic.study].reference for topic in compared}
-    models = dict.fromkeys(model for rows in found.values() for model in rows)  # best first in the first study
+    ranking = _ranking(outcomes)
+    means = {} if ranking is None else dict(zip(ranking.models, ranking.means.tolist(), strict=True))
+    models = dict.fromkeys([*means, *(model for rows in found.values() for model in rows)])  # best first
     shown = sorted(models, key=lambda model: -sum(model in rows for rows in found.values()))[:MOST]
+    shown = sorted(shown, key=lambda model: means.get(model, math.inf))
     fails = outcomes[LENGTHS.study].fails if LENGTHS.study in outcomes else {}
     solved = {row["model"]: row["solved"] for row in outcomes[TASK.study].rows} if TASK.study in outcomes else {}
     rows: list[Row] = []
     for model in shown:
-        row: Row = {"model": model, "fails": fails.get(model), "solved": solved.get(model)}
+        row: Row = {"model": model, "rank": means.get(model), "fails": fails.get(model), "solved": solved.get(model)}
         for topic in compared:
             row[topic.study] = _cell(found[topic.study].get(model))
         for key in COSTS:
@@ -167,6 +183,7 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
         rows.append(row)
     columns = {
         "model": ("encoding", str),
+        **({"rank": ("mean rank", "{:.1f}".format)} if ranking else {}),
         **{topic.study: (topic.heading, str) for topic in compared},
         "fails": (LENGTHS.heading, str),
         "solved": (TASK.heading, str),
@@ -178,7 +195,19 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
         f"{LENGTHS.heading.capitalize()}: the shortest context, of a model trained on 128 tokens, in which the loss is "
         "1 % higher than in 128. FLOPs and tokens/s: of training, relative to RoPE, in the first study that has them.",
     ]
+    if ranking:
+        notes.append(
+            f"Mean rank: among {len(ranking.models)} models in {', '.join(ranking.sets)}; 1 is the lowest loss. The "
+            f"difference of two is significant from {ranking.critical:.1f} on, for all pairs together."
+        )
     return Table("studies", "", columns, rows, notes)
+
+
+def _ranking(outcomes: Mapping[str, Outcome]) -> Ranking | None:
+    """The mean ranks over the finished studies in RANKED; None if there are too few."""
+    finished = [topic.study for topic in _kept(RANKED, outcomes) if not outcomes[topic.study].missing]
+    nats = {study: {row["model"]: row["nats_per_token"] for row in outcomes[study].rows} for study in finished}
+    return ranked(nats)
 
 
 def _cell(row: Row | None) -> str | None:

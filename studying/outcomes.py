@@ -8,7 +8,7 @@ from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import UserError
 from ..reporting.legible import plain
 from ..reporting.lengths import lengths_of, lengths_table
-from ..reporting.planned import read_list
+from ..reporting.planned import NO_RECORD, read_list
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, across_table
 from ..reporting.scores import Score, study_scores
@@ -30,6 +30,7 @@ class Outcome:
         runs: number of runs with records.
         minutes: device time of training, estimated from speeds; shared devices count in proportion.
         reference: the encoding or model that others are compared with.
+        missing: number of runs that the study lists and that have no record.
         solved: the table of `solved_table`, which replaces `rows` on the study's page.
     """
 
@@ -38,6 +39,7 @@ class Outcome:
     runs: int
     minutes: float
     reference: str
+    missing: int = 0
     solved: Table | None = None
 
 
@@ -68,7 +70,8 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
     shown = measured[largest(study)] if measured else None
     table = lengths_table(plain(shown), "") if shown else None
     fails = {row["model"]: row["fails"] for row in table.rows} if table else {}
-    return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder), solved_table(found))
+    missing = sum(each.why == NO_RECORD for each in study.troubles)
+    return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder), missing, solved_table(found))
 
 
 def speeds_of(folder: Path) -> dict[str, float]:

@@ -15,13 +15,14 @@ from ..core.words import plural
 from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
+from ..reporting.baselines import kept_baselines
 from ..reporting.claims import claims_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
 from ..reporting.packed import RUNS
-from ..reporting.planned import LIST, NO_RECORD, TUNED, read_list
+from ..reporting.planned import LIST, TUNED, read_list
 from ..reporting.power import needed_sentence
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
@@ -60,7 +61,7 @@ MODELLING = {
 }
 TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
 
-HOLM_NOTE = "Holm p: p-value of the difference, adjusted for all differences of the study (Holm's method)."
+HOLM_NOTE = "Holm p: p-value of the difference, adjusted for all differences that the study lists (Holm's method)."
 TAKE_OFF_NOTE = "Take-off: the step of the first validation that is half-way between guessing and solving the task."
 CLUSTERS_NOTE = (
     f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
@@ -142,7 +143,6 @@ def _page(
     outcome: Outcome,
     drawn: Mapping[str, Plot],
 ) -> str:
-    missing = sum(each.why == NO_RECORD for each in study.troubles)
     listed = read_list(folder)
     question = textwrap.fill(listed.get("question", ""), 120)
     several = len(given := answers(found, outcome.reference)) > 1
@@ -150,8 +150,9 @@ def _page(
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
     parts = [f"# {folder.name}", question, legend, results, table_of(outcome)]
-    if missing:
-        parts.append(f"Listed runs without a record: {missing}.")
+    parts += _baselines(study)
+    if outcome.missing:
+        parts.append(f"Listed runs without a record: {outcome.missing}.")
     parts.append(needed_sentence(found) or "")
     if "would_change" in listed:
         parts.append(textwrap.fill(f"**What would change the answer.** {listed['would_change']}", 120))
@@ -172,6 +173,19 @@ def _page(
         parts.append(replace(table, title="").markdown().strip())
     parts += _files(folder, searched="search" in listed)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _baselines(study: Study) -> list[str]:
+    """A line about the baselines of each test split that a run has kept, lowest first."""
+    lines = []
+    for comparison in study.comparisons:
+        for split in comparison.splits:
+            found = kept_baselines(comparison, split, study.runs)
+            nats = sorted((records.nats_per_token, name) for name, records in found.items())
+            given = "; ".join(f"{name}: {each:.4f}" for each, name in nats)
+            place = split if len(study.comparisons) == 1 else f"{comparison.title}, {split}"
+            lines += [f"Baselines in nats/token ({place}): {as_markdown(given)}."] if found else []
+    return lines
 
 
 def _files(folder: Path, searched: bool) -> list[str]:

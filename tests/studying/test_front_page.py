@@ -9,33 +9,34 @@ from bearings.studying.outcomes import Outcome, largest
 
 
 def row(model, percent=None, verdict="undecided", seeds=3, **more):
-    found = {"model": model, "seeds": seeds, "verdict": verdict, "flops_per_token": 2e6, **more}
+    nats = 1 + (percent or 0) / 100
+    found = {"model": model, "seeds": seeds, "verdict": verdict, "nats_per_token": nats, "flops_per_token": 2e6, **more}
     return found if percent is None else {**found, "difference_percent": percent}
 
 
 REFERENCE = row("rope", None, "reference", flops_per_token=1e6, tokens_per_s=100.0)
 
 
-def outcome(*rows, fails=None):
-    return Outcome([*rows, row("rope", None, "reference", flops_per_token=1e6)], fails or {}, 9, 2.4, "rope")
+def outcome(*rows, fails=None, missing=0):
+    return Outcome([*rows, row("rope", None, "reference", flops_per_token=1e6)], fails or {}, 9, 2.4, "rope", missing)
 
 
 def test_lines_name_what_is_decided_and_count_the_rest():
     others = [row(f"other{n}", n / 10) for n in range(5)]
     page = front_page(
-        {"jsb": outcome(row("pope", -7.26, "lower"), *others, row("nope", 105.0, "higher, within the margin"))}
+        {"zoo_jsb": outcome(row("pope", -7.26, "lower"), *others, row("nope", 105.0, "higher, within the margin"))}
     )
-    line = next(line for line in page.splitlines() if line.startswith("- Bach chorales, as in the PoPE paper"))
+    line = next(line for line in page.splitlines() if line.startswith("- Bach chorales, small models"))
     assert line.endswith(
-        "([jsb](jsb/README.md), 3 seeds): lower than rope: pope -7.3 %; not decided: 5 (other0 0.0 %, other1 +0.1 %, "
-        "other2 +0.2 %, …); higher: nope +105.0 %."
+        "([zoo_jsb](zoo_jsb/README.md), 3 seeds): lower than rope: pope -7.3 %; not decided: 5 (other0 0.0 %, other1 "
+        "+0.1 %, other2 +0.2 %, …); higher: nope +105.0 %."
     )
     assert "9 runs, about 2 minutes of training." in page
 
 
 def test_without_a_decided_encoding_the_line_says_so():
-    page = front_page({"genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1))})
-    assert "1 to 3 seeds): none is lower than rope; not decided: pope -0.1 %." in page
+    page = front_page({"zoo_genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1), missing=2)})
+    assert "1 to 3 seeds, 2 runs missing): none is lower than rope; not decided: pope -0.1 %." in page
 
 
 def test_settings_of_a_model_are_told_from_the_next_model():
@@ -75,6 +76,23 @@ def test_the_table_has_the_encodings_that_most_studies_have():
     assert table[1] == "| pope | **+30.0 %** | **-7.0 %** | 256 | 2.00 | 0.80 |"
     assert table[2] == "| rope | reference | reference |  | 1.00 | 1.00 |"
     assert table[3] == "| other0 | 0.0 % |  | never | 2.00 |  |"
+
+
+def test_mean_ranks_are_over_finished_studies_and_order_the_table():
+    names = ("fox", "path", "pope", "nope", "alibi", "rope")  # best first
+
+    def ranked(order, missing=0):
+        rows = [row(name, float(place)) for place, name in enumerate(order)]
+        return Outcome(rows, {}, 9, 2.4, "rope", missing)
+
+    finished = {"zoo_jsb": ranked(names), "zoo_maestro": ranked(names), "zoo_wikitext2": ranked(names)}
+    page = front_page({**finished, "zoo_genome": ranked(names[::-1], missing=3), "jsb": outcome(row("nope", 1.0))})
+    table = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")]
+    assert table[0] == ["| encoding", "mean rank"]
+    assert table[1:] == [[f"| {name}", f"{place}.0"] for place, name in enumerate(names, 1)]
+    assert "Mean rank: among 6 models in zoo_jsb, zoo_maestro, zoo_wikitext2; 1 is the lowest loss." in page
+    page = front_page({"zoo_jsb": ranked(names), "zoo_genome": ranked(names, missing=3)})
+    assert "mean rank" not in page
 
 
 def test_encodings_are_ordered_by_the_test_sets_that_every_seed_solves():

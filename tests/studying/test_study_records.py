@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from pretrained_support import folder_with_tokenizer
 from report_support import DELTA, make_run, mechanisms, report_task, undrawn  # noqa: F401
 
 from bearings.core.errors import UserError
+from bearings.domains.records import Records
 from bearings.reporting.packed import packed_names, read_packed
 from bearings.reporting.planned import read_list
 from bearings.reporting.reading import read_study
@@ -24,7 +26,16 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/study.yaml"))
 # Their kept runs read files that the command line named.
-GIVEN_FILES = ("conversion", "genome", "maestro", "maestro_60k", "residual_precision", "text_124m")
+GIVEN_FILES = (
+    "conversion",
+    "genome",
+    "maestro",
+    "maestro_60k",
+    "residual_precision",
+    "text_124m",
+    "zoo_genome",
+    "zoo_wikitext2",
+)
 KEPT = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/runs.parquet"))  # others are plans
 
 
@@ -122,6 +133,20 @@ def test_a_study_whose_records_cannot_be_read_has_a_summary_and_no_rows(tmp_path
     assert summary.write_summary(tmp_path) == read_outcome(tmp_path)
     assert read_outcome(tmp_path).rows == []
     assert "Listed runs without a record: 1." in (tmp_path / "README.md").read_text()
+
+
+def test_a_study_s_page_has_the_baselines_that_a_run_has_kept_lowest_first(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs: ['experiment=debug seed=0,1 encoding=rope']")
+    for seed in (0, 1):
+        path = make_run(tmp_path / "runs", "rope", seed)
+    scored = Records.load(path / "nll" / "test.npz")
+    (path / "baselines" / "test").mkdir(parents=True)
+    for name, factor in (("Markov, order 4", 2), ("unigram", 3), ("xz -9e", 1)):
+        replace(scored, nats=factor * scored.nats).save(path / "baselines" / "test" / f"{name}.npz")
+    summary.write_summary(tmp_path)
+    one, two, three = (f"{factor * scored.nats_per_token:.4f}" for factor in (1, 2, 3))
+    line = f"\n\nBaselines in nats/token (test): xz -9e: {one}; Markov, order 4: {two}; unigram: {three}.\n\n"
+    assert line in (tmp_path / "README.md").read_text()
 
 
 def test_readme_and_the_page_of_all_studies_match_the_records():
