@@ -112,7 +112,7 @@ def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
     return groups
 
 
-def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
+def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None = None) -> list[Job]:
     """The runs of the study in `folder`, in the order of its list, or the searches that choose their settings.
 
     All lines are checked, so that a mistake is reported before anything is trained. Runs with kept records need not be
@@ -122,6 +122,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
         folder: the study.
         runs: where the runs are trained; searches use the folder `tuning` next to it.
         settings: settings for every run.
+        of: settings of some runs, from `searched_run`; only these are planned.
 
     Raises:
         UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
@@ -144,6 +145,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for each, chosen in listed(folder):
+            if of is not None and searched_run(each) != of:
+                continue
             given = [*each, *(chosen or ()), *settings, as_setting("runs", runs)]
             unseeded = without_seed(given)
             if unseeded not in identified:
@@ -174,7 +177,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = ()) -> list[Job]:
             elif unseeded not in searches:
                 searches[unseeded] = _search(folder, each, search, settings, runs, config)
                 found[searches[unseeded].path] = searches[unseeded]
-    _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
+    if of is None:
+        _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
     return list(found.values())
 
 

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,6 +16,7 @@ from ..core.cores import cores
 from ..core.errors import UserError
 from ..session.run_directory import RunDirectory
 from .planning import Job, commands, together
+from .searching import Searched
 
 GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint
 
@@ -85,6 +86,7 @@ def execute(
     commit: str | None = None,
     gpus: Sequence[str | None] = (None,),
     seeds: int = 1,
+    after: Callable[[Job], Sequence[Job]] = lambda job: (),
 ) -> list[str]:
     """Run `jobs` processes at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
 
@@ -99,6 +101,7 @@ def execute(
         commit: commit of the source, for runs made outside a checkout.
         gpus: names of GPUs, from `gpus_for`.
         seeds: maximum number of runs per process, one after the other; they differ only in their seeds.
+        after: the runs that can be trained once a job is done; they come before the searches still to do.
 
     Returns:
         One line for each failed run.
@@ -132,6 +135,10 @@ def execute(
                     places.append(each.gpu)
                     if failure is None:
                         quickest = min(quickest or took, took)
+                        coming = together([run for job in each.runs for run in after(job)], seeds)
+                        searches = [i for i, (first, *_) in enumerate(waiting) if isinstance(first, Searched)]
+                        place = min(searches, default=len(waiting))
+                        waiting[place:place] = coming
                     elif len(each.runs) > 1:
                         waiting[:0] = together(each.runs, 1)
                     else:

@@ -1,6 +1,5 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,8 +30,9 @@ class Study(Task):
     number of runs, and each sees all GPUs. Runs that share a GPU take turns; NVIDIA's MPS (start it with
     `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. A process trains up to `seeds` runs in turn that
     differ only in their seeds. If the list has a `search`, it chooses settings on the validation split first, and its
-    results are added to `STUDY/tuning.csv`. Runs with kept records are not repeated, and stopped runs are resumed.
-    Records are kept in `STUDY/runs` as runs finish, and packed at the end. Those found at the start are packed first.
+    results are added to `STUDY/tuning.csv`; runs whose search has ended come before other searches. Runs with kept
+    records are not repeated, and stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish, and packed
+    at the end. Those found at the start are packed first.
 
     Args:
         options: fields of `StudyOptions`.
@@ -66,7 +66,7 @@ class Study(Task):
                 self._train(session, folder)
 
     def _train(self, session: Command, folder: Path) -> None:
-        from ..studying.planning import plan  # late: they import PyTorch, which reports do not need
+        from ..studying.planning import Job, plan  # late: they import PyTorch, which reports do not need
         from ..studying.running import execute, gpus_for
         from ..studying.searching import Searched
 
@@ -79,30 +79,34 @@ class Study(Task):
         if not self.dry and pack(folder):  # records of another machine, which this one may be unable to train
             _report(session, folder)
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
-        before, failed = sys.maxsize, []
-        while True:  # runs are planned after their searches; ends when a round completes no search
-            planned = plan(folder, runs, settings)
-            todo = [each for each in planned if not each.finished]
-            searches = sum(isinstance(each, Searched) for each in planned)
-            if searches >= before:
-                break
-            finished = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
-            coming = f"{searches} searches to do before the runs whose settings they choose"
-            session.console.print(coming if searches else finished, soft_wrap=True)
-            if self.dry:
-                for each in planned:
-                    state = "finished" if each.finished else "to do   "
-                    session.console.print(state, " ".join(each.settings), soft_wrap=True)
-                return
-            limit = max(0.0, end - time.monotonic())
-            failed += execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus_for(todo), self.seeds)
-            if not searches or time.monotonic() >= end:
-                break
-            before = searches
+        planned = plan(folder, runs, settings)
+        todo = [each for each in planned if not each.finished]
+        searches = sum(isinstance(each, Searched) for each in planned)
+        finished = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
+        coming = f"searches to do before the runs whose settings they choose: {searches}"
+        session.console.print(coming if searches else finished, soft_wrap=True)
+        if self.dry:
+            for each in planned:
+                state = "finished" if each.finished else "to do   "
+                session.console.print(state, " ".join(each.settings), soft_wrap=True)
+            return
+
+        known = {each.path for each in planned}
+
+        def after(job: Job) -> list[Job]:
+            found = plan(folder, runs, settings, job.run) if isinstance(job, Searched) else []
+            new = [each for each in found if not (each.finished or each.path in known)]
+            known.update(each.path for each in new)
+            return new
+
+        limit, gpus = max(0.0, end - time.monotonic()), gpus_for(todo)
+        failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus, self.seeds, after)
         if pack(folder):
             _report(session, folder)
+        if searches:
+            planned = plan(folder, runs, settings)
         if left := sum(not each.finished for each in planned):
-            what = "runs and searches" if searches else "runs"
+            what = "runs and searches" if any(isinstance(each, Searched) for each in planned) else "runs"
             unfinished = f"{left} of {len(planned)} {what} are not finished: rerun the command to resume"
             raise UserError("\n".join([unfinished, *dict.fromkeys(failed)]))
 

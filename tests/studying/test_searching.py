@@ -14,6 +14,7 @@ from bearings.reporting.reading import read_study
 from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
 from bearings.studying import planning, running
+from bearings.studying.searching import Searched
 
 SEARCH = """
 import csv, os, pathlib, sys
@@ -118,16 +119,73 @@ def test_a_table_of_a_search_sets_nothing_but_settings_of_a_run(searched):
 def test_the_command_searches_then_trains(searched, command, monkeypatch):
     asked = []
 
-    def execute(todo, *given):
+    def execute(todo, jobs, logs, limit, commit, gpus, seeds, after):
         asked.append([type(job).__name__ for job in todo])
-        if len(asked) == 1:
-            write_table(searched, "optimizer.learning_rate", {"rope": 0.01, "nope": 0.01})
+        write_table(searched, "optimizer.learning_rate", {"rope": 0.01, "nope": 0.01})
+        for job in todo:
+            asked.append([(type(run).__name__, run.seed) for run in after(job)])
+            assert after(job) == []  # each once
         return []
 
     monkeypatch.setattr(running, "execute", execute)
     with pytest.raises(UserError, match="4 of 4 runs are not finished"):
         command(f"study={searched}", "runs=trained")
-    assert asked == [["Searched"] * 2, ["Planned"] * 4]
+    assert asked == [["Searched"] * 2, *[[("Planned", 0), ("Planned", 1)]] * 2]
+
+
+# The search for NoPE ends once the first run of RoPE has begun.
+WAIT = """
+import pathlib, sys, time
+end = time.monotonic() + 20
+while not list(pathlib.Path(sys.argv[2]).rglob("rope/*/begun")):
+    if time.monotonic() > end:
+        sys.exit("no run of the other encoding began")
+    time.sleep(0.05)
+"""
+BEGIN = """
+import pathlib, sys
+path = pathlib.Path(sys.argv[1]); path.mkdir(parents=True); (path / "begun").touch(); sys.exit(1)
+"""
+
+
+def test_runs_begin_once_their_own_search_has_ended(searched, command, monkeypatch):
+    def commands(runs):
+        script, path = SEARCH if isinstance(runs[0], Searched) else BEGIN, runs[0].path
+        wait = WAIT if isinstance(runs[0], Searched) and "nope" in path.parts else ""
+        return [[sys.executable, "-c", wait + script, str(path), "trained"]]
+
+    monkeypatch.setattr(running, "commands", commands)
+    with pytest.raises(UserError, match="4 of 4 runs are not finished"):
+        command(f"study={searched}", "runs=trained", "task.jobs=2", f"task.settings={{{CPU.replace('=', ': ')}}}")
+    assert len([*(searched / "trained").rglob("begun")]) == 4
+
+
+def test_runs_of_searched_settings_come_before_other_searches(searched, monkeypatch):
+    first = planning.plan(searched, searched / "trained", [CPU])
+    order, start = [], running.Running.start
+
+    def noted(each, environment):
+        order.append((type(each.runs[0]).__name__, each.runs[0].path.parent.name))
+        start(each, environment)
+
+    def after(job):
+        return planning.plan(searched, searched / "trained", [CPU], job.run) if isinstance(job, Searched) else []
+
+    def commands(runs):
+        return [
+            [
+                sys.executable,
+                "-c",
+                SEARCH if isinstance(runs[0], Searched) else BEGIN,
+                str(runs[0].path),
+            ]
+        ]
+
+    monkeypatch.setattr(running.Running, "start", noted)
+    monkeypatch.setattr(running, "commands", commands)
+    assert len(running.execute(first, 1, searched / "logs", after=after)) == 4
+    one, other = ([("Searched", name), *[("Planned", name)] * 2] for name in ("rope", "nope"))
+    assert order == [*one, *other]
 
 
 def test_encodings_with_different_searched_settings_are_compared(searched):
@@ -175,13 +233,12 @@ def test_a_run_line_with_signs_and_options_of_a_task_is_searched(searched):
 def test_a_failed_search_stops_no_other_run(searched, command, monkeypatch):
     asked = []
 
-    def execute(todo, *given):
-        asked.append([type(job).__name__ for job in todo])
-        if len(asked) == 1:
-            write_table(searched, "model.dropout", {"rope": 0.0})
+    def execute(todo, jobs, logs, limit, commit, gpus, seeds, after):
+        write_table(searched, "model.dropout", {"rope": 0.0})
+        asked.extend([type(run).__name__ for run in after(todo[0])])
         return ["encoding=nope: it broke"]
 
     monkeypatch.setattr(running, "execute", execute)
     with pytest.raises(UserError, match=r"^3 of 3 runs and searches are not finished: .*\nencoding=nope: it broke$"):
         command(f"study={searched}", "runs=trained")
-    assert asked == [["Searched"] * 2, ["Planned", "Searched", "Planned"]]
+    assert asked == ["Planned"] * 2
