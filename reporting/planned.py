@@ -267,14 +267,6 @@ class Absent:
         """Whether it is `run` with another seed, `seed`."""
         return "seed" in self.asked and _fits(self.asked, {**_settings(run), "seed": seed})
 
-    def model(self, but: Container[str]) -> dict[str, Any]:
-        """Its settings by dotted key, without the seed and the keys in `but`."""
-        return {key: value for key, value in self.asked.items() if key != "seed" and key not in but}
-
-    def is_of(self, run: Run, but: Container[str]) -> bool:
-        """Whether it differs from `run` at most in the seed and in settings whose keys are in `but`."""
-        return _fits(self.model(but), _settings(run))
-
 
 def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     """Runs that the study in `folder` lists but `runs` lacks; each of `runs` accounts for one.
@@ -290,6 +282,16 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     rows, columns = scipy.optimize.linear_sum_assignment(worth, maximize=True)
     recorded = set(rows[worth[rows, columns] > 0].tolist())
     return [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
+
+
+def models_of(missing: Sequence[Absent], made: Sequence[Run], but: Container[str]) -> int:
+    """Number of models among `missing` runs that are of none of the runs in `made`.
+
+    Runs are of one model if they differ at most in the seed and in settings whose keys are in `but`.
+    """
+    asked = [{key: each.asked[key] for key in each.asked if key != "seed" and key not in but} for each in missing]
+    models, records = {repr(each): each for each in asked}, [_settings(run) for run in made]
+    return sum(not any(_fits(model, record) for record in records) for model in models.values())
 
 
 def _asked(line: Sequence[str]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from .finished import RATE, Listed, Run
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
-from .planned import LIST, Absent, absent, read_list, searched_keys
+from .planned import LIST, absent, models_of, read_list, searched_keys
 from .sample_metrics import read_metrics
 from .study import (
     MISSING,
@@ -98,26 +98,14 @@ def read_study(folders: Sequence[Path]) -> Study:
         )
     ]
     not_kept = [each.trouble for each in chain(*listed.values())]
-    unmade = {place: _unmade(place, each, comparisons) for place, each in listed.items()}
+    tested = [each.any_run for comparison in comparisons for each in comparison.contestants if each.testable]
+    unmade = {}
+    for place, absents in listed.items():
+        own, entries = [run for run in tested if run.listed.place == place], _listed(place, lists)
+        # Settings among which a study chooses, or under which it repeats a test, do not make another model.
+        same = {RATE, *entries.searched, *entries.variants} - {*entries.compare}
+        unmade[place] = models_of(absents, own, same)
     return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade)
-
-
-def _unmade(place: Path, missing: Sequence[Absent], comparisons: Sequence[Comparison]) -> int:
-    """Number of models with `missing` runs that have too few seeds for a test.
-
-    Settings among which a study chooses, or under which it repeats a test, do not make another model.
-    """
-    contestants = [contestant for comparison in comparisons for contestant in comparison.contestants]
-    tested = [each.any_run for each in contestants if each.testable and each.any_run.listed.place == place]
-    models = set()
-    for each in missing:
-        if not any(each.is_of(run, _repeated(run.listed)) for run in tested):
-            models.add(repr(each.model(_repeated(tested[0].listed) if tested else ())))
-    return len(models)
-
-
-def _repeated(listed: Listed) -> set[str]:
-    return {RATE, *listed.searched, *listed.variants} - {*listed.compare}
 
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:

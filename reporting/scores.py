@@ -40,7 +40,7 @@ class Score:
         part: whether it is one of the settings of a pooled difference.
         holm_p: p of a difference of 0, adjusted over the differences of its study; see `adjusted`.
         holm_equivalence_p: p of a difference outside the margin, adjusted likewise.
-        tests: number of tests that p is adjusted for.
+        tests: number of tests that `holm_p` is adjusted for.
     """
 
     comparison: Comparison
@@ -217,7 +217,7 @@ def adjusted(found: Sequence[Score], unmade: Mapping[Path, int]) -> list[Score]:
         family = [i for i, score in enumerate(found) if not score.part and score.comparison.studies <= studies]
         splits = max(len(found[i].comparison.splits) for i in family)
         coming = splits * sum(unmade.get(study, 0) for study in studies if study is not None)
-        for name, of in (("holm_p", "p"), ("holm_equivalence_p", "equivalence_p")):
+        for name, of in (("holm_equivalence_p", "equivalence_p"), ("holm_p", "p")):
             tested = [i for i in family if getattr(result[i], of) is not None]
             tests = [*(getattr(result[i], of) for i in tested), *[1.0] * coming]
             for i, p in zip(tested, holm(tests), strict=False):
