@@ -87,6 +87,7 @@ class Sections:
 
     def _compared(self, comparison: Comparison, pictured: Comparison) -> Section:
         styles, folder = self._styles, self._folder
+        named = {label: styles[label] for label in pictured.labels}  # other comparisons may show other models
         references = references_of(comparison, self._found)
         shown: list[Table | None] = []
         drawn: list[Plot | None] = []
@@ -102,7 +103,7 @@ class Sections:
             drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
             findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self._reference))
             stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.name}, {split} split: cost"
-            drawn.append(plots.cost_plot(here, styles, stem, title))
+            drawn.append(plots.cost_plot(here, named, stem, title))
             findings[stem.name] = costs(here)
             if measured := lengths_of(comparison, split):
                 shown.append(table := split_table(comparison, split, measured))

@@ -7,6 +7,7 @@ import pytest
 import report_support
 from report_support import lengths, make_run, report_task  # noqa: F401
 
+from bearings.reporting import plots, sections
 from bearings.reporting.legible import MOST, legible, legible_lengths
 from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.reading import read_study
@@ -70,3 +71,27 @@ def test_report_has_all_models_in_tables_and_says_what_plots_leave_out(crowd, re
     assert "xpos" not in drawn
     assert "rope" in drawn
     assert "xpos" in (out / "plots" / "jsb-test-cost.csv").read_text()
+
+
+def test_models_of_a_cost_plot_have_different_styles_if_another_comparison_shows_others(
+    tmp_path, report, crowd, monkeypatch
+):
+    reverse = {name: 0.05 * (len(OTHERS) - place) for place, name in enumerate(OTHERS)}
+    monkeypatch.setattr(report_support, "BETTER", {**reverse, "rope": 1.0})
+    for name in ENCODINGS:
+        for seed in range(2):
+            make_run(tmp_path / "runs", name, seed, domain="maestro")
+    styles, draw = [], plots.cost_plot
+
+    def noted(found, given, stem, title):
+        styles.append(given)
+        return draw(found, given, stem, title)
+
+    monkeypatch.setattr(plots, "cost_plot", noted)
+    monkeypatch.setattr(sections, "on_all_cores", lambda function, given, *_: [*map(function, given)])
+    report()
+    jsb, maestro = styles
+    assert jsb.keys() != maestro.keys()
+    for each in styles:
+        assert len(each) == MOST
+        assert len({(style["color"], style["marker"]) for style in each.values()}) == MOST
