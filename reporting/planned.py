@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
-from ..core.checked_files import DAMAGE, read_csv, why
+from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import UserError, nearest, nearest_key, one_line
 from ..core.plain_yaml import read_yaml
 from ..session.explaining import explain
@@ -26,7 +26,7 @@ from ..session.run_directory import PLACES, leaves, without_folders
 from ..session.settings import known_keys
 from ..session.trust import trusted
 from .claims import read_claims
-from .finished import Run
+from .finished import RATE, Run
 from .study import MISSING, Trouble
 
 LIST = "study.yaml"
@@ -131,21 +131,32 @@ def chosen_settings(folder: Path, search: str) -> dict[str, list[str]]:
     Raises:
         UserError: the table of the search cannot be read.
     """
-    path = folder / TUNED
-    if not path.exists():
-        return {}
-    try:
-        rows = read_csv(path, ("run", "search", "chosen"))
-    except DAMAGE as error:
-        raise UserError(f"{path}: not a table of a search ({why(error)}): restore or delete it") from error
-    best = [row for row in rows if (row["chosen"], row["search"]) == ("True", search)]
+    best = [row for row in searched_rows(folder) if (row["chosen"], row.get("search")) == ("True", search)]
     found = {row["run"]: [f"{key}={value}" for key, value in row.items() if "." in key and value] for row in best}
     for setting in itertools.chain(*found.values()):
         try:
             _refuse_foreign(_parsed(setting), setting, "runs")
         except (UserError, HydraException) as error:
-            raise UserError(f"{path}: {error}") from error
+            raise UserError(f"{folder / TUNED}: {error}") from error
     return found
+
+
+def searched_rows(folder: Path) -> list[dict[str, str]]:
+    """The results of the searches of the study in `folder`; none if it has no table.
+
+    Raises:
+        UserError: the table cannot be read.
+    """
+    path = folder / TUNED
+    if not path.exists():
+        return []
+    try:
+        rows = read_csv(path, ("run", "chosen"))
+        for row in rows:
+            figure(row.get(RATE) or "1")
+        return rows
+    except DAMAGE as error:
+        raise UserError(f"{path}: not a table of a search ({why(error)}): restore or delete it") from error
 
 
 def searched_keys(entries: Mapping[str, Any]) -> list[str]:

@@ -7,9 +7,32 @@ from typing import ClassVar
 
 from ..core.checked_files import read_csv
 from ..core.errors import UserError
-from ..reporting.planned import TUNED
+from ..reporting.finished import RATE
+from ..reporting.planned import TUNED, searched_rows, words_of
 from ..reporting.tables import write_csv
 from .packing import study_lock
+
+
+def edges_of_grids(folder: Path) -> str | None:
+    """The sentence about encodings whose best learning rate is the lowest or highest that the study has searched.
+
+    Raises:
+        UserError: the table of the search cannot be read.
+    """
+    rates: dict[str, dict[float, bool]] = {}  # of each run: whether the rate was chosen
+    for row in searched_rows(folder):
+        if row.get(RATE):
+            of, rate = rates.setdefault(row["run"], {}), float(row[RATE])
+            of[rate] = of.get(rate, False) or row["chosen"] == "True"
+    found: dict[str, list[str]] = {"lowest": [], "highest": []}
+    for run, of in rates.items():
+        edges = {min(of): "lowest", max(of): "highest"}
+        for rate, edge in edges.items():
+            if len(edges) > 1 and of[rate]:
+                encodings = [word.partition("=")[2] for word in words_of(run) if word.startswith("encoding=")]
+                found[edge].append(encodings[-1] if encodings else run)
+    parts = [f"the {edge} for {', '.join(dict.fromkeys(names))}" for edge, names in found.items() if names]
+    return f"Best learning rates at the edge of the grid: {'; '.join(parts)}." if parts else None
 
 
 @dataclass

@@ -34,6 +34,7 @@ from ..reporting.take_off import take_off_plot, take_off_table
 from ..reporting.zero_shot import zero_shot_tables
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_of, reference_of
+from .searching import edges_of_grids
 
 README = ROOT / "README.md"
 # README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
@@ -150,7 +151,7 @@ def _page(
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
     parts = [f"# {folder.name}", question, legend, results, table_of(outcome)]
-    parts += _baselines(study)
+    parts += [*_baselines(study), edges_of_grids(folder) or ""]
     if outcome.missing:
         parts.append(f"Listed runs without a record: {outcome.missing}.")
     parts.append(needed_sentence(found) or "")

@@ -9,12 +9,13 @@ from report_support import make_run
 from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
+from bearings.reporting.finished import RATE
 from bearings.reporting.planned import chosen_settings
 from bearings.reporting.reading import read_study
 from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
 from bearings.studying import planning, running
-from bearings.studying.searching import Searched
+from bearings.studying.searching import Searched, edges_of_grids
 
 SEARCH = """
 import csv, os, pathlib, sys
@@ -202,6 +203,26 @@ def test_encodings_with_different_searched_settings_are_compared(searched):
     assert missing == [f"experiment=debug seed={seed} encoding=nope model.dropout=0.0" for seed in (0, 1)]
     (searched / "study.yaml").write_text("runs: []\n")
     assert [len(comparison.contestants) for comparison in read_study([searched]).comparisons] == [1, 1]
+
+
+def test_the_page_of_a_study_names_encodings_whose_best_rate_is_at_the_edge_of_the_grid(tmp_path):
+    rates = {"rope": "1e-3", "nope": "2e-3", "fox": "4e-3", "path": "1e-3", None: "4e-3"}
+    rows = [
+        f"{'' if name is None else f'encoding={name} '}seed=0,{LINE},{rate},{dropout},{rate == best and dropout == 0}"
+        for name, best in rates.items()
+        for rate in ("1e-3", "2e-3", "4e-3")
+        for dropout in (0, 1)
+    ]
+    quoted = [row.replace(LINE, f'"{LINE}"') for row in rows]
+    (tmp_path / "tuning.csv").write_text("\n".join([f"run,search,{RATE},model.dropout,chosen", *quoted]))
+    assert edges_of_grids(tmp_path) == (
+        "Best learning rates at the edge of the grid: the lowest for rope, path; the highest for fox, seed=0."
+    )
+    (tmp_path / "tuning.csv").write_text(f"run,search,{RATE},chosen\nencoding=rope,s,fast,True\n")
+    with pytest.raises(UserError, match=r"tuning\.csv: not a table of a search \(.*fast.*\): restore or delete it"):
+        edges_of_grids(tmp_path)
+    (tmp_path / "tuning.csv").write_text(f"run,search,{RATE},chosen\nencoding=rope,s,1e-3,True\n")
+    assert edges_of_grids(tmp_path) is None
 
 
 def test_a_changed_search_is_made_again_and_chooses_among_its_own_points(searched, monkeypatch):
