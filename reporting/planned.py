@@ -27,6 +27,7 @@ from ..session.settings import known_keys
 from ..session.trust import trusted
 from .claims import read_claims
 from .finished import RATE, Run
+from .statistics import FEWEST_SEEDS
 from .study import MISSING, Trouble
 
 LIST = "study.yaml"
@@ -286,23 +287,40 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     as many lines as possible have one, those with more settings first.
     """
     lines = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
-    wanted, records = [_asked(line) for line in lines], [_settings(run) for run in runs]
-    worth = np.zeros((len(wanted), len(records)))
-    for row, (line, asked) in enumerate(zip(lines, wanted, strict=True)):
-        worth[row] = [len(line) * _fits(asked, record) for record in records]
-    rows, columns = scipy.optimize.linear_sum_assignment(worth, maximize=True)
-    recorded = set(rows[worth[rows, columns] > 0].tolist())
+    wanted = [_asked(line) for line in lines]
+    recorded = _recorded(wanted, [*map(len, lines)], runs)
     return [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
 
 
-def models_of(missing: Sequence[Absent], made: Sequence[Run], but: Container[str]) -> int:
-    """Number of models among `missing` runs that are of none of the runs in `made`.
+def unmade_models(folder: Path, tested: Sequence[Run], but: Container[str]) -> int:
+    """Number of models that the study in `folder` lists with enough seeds for a test, and that `tested` lacks.
 
-    Runs are of one model if they differ at most in the seed and in settings whose keys are in `but`.
+    Runs are of one model if they differ at most in the seed and in settings whose keys are in `but`. A run can fit
+    several models, because a line leaves out settings of its experiment. It accounts for one of them.
+
+    Args:
+        tested: a run of each model that has enough seeds.
+        but: keys of settings.
     """
-    asked = [{key: each.asked[key] for key in each.asked if key != "seed" and key not in but} for each in missing]
-    models, records = {repr(each): each for each in asked}, [_settings(run) for run in made]
-    return sum(not any(_fits(model, record) for record in records) for model in models.values())
+    models: dict[str, tuple[dict[str, Any], int, set[Any]]] = {}
+    for given, chosen in listed(folder):
+        asked = _asked([*given, *(chosen or ())])
+        seed = asked.pop("seed", None)
+        model = {key: value for key, value in asked.items() if key not in but}
+        name = repr([*sorted(model.items()), *(each for each in given if each.startswith("experiment="))])
+        models.setdefault(name, (model, len(given), set()))[2].add(seed)
+    testable = [each for each in models.values() if len(each[2]) >= FEWEST_SEEDS]
+    return len(testable) - len(_recorded([each[0] for each in testable], [each[1] for each in testable], tested))
+
+
+def _recorded(wanted: Sequence[Mapping[str, Any]], worth: Sequence[int], runs: Sequence[Run]) -> set[int]:
+    """Indices of the `wanted` settings that one of `runs` has. Each run accounts for one of them, to most `worth`."""
+    records = [_settings(run) for run in runs]
+    gain = np.zeros((len(wanted), len(records)))
+    for row, (asked, each) in enumerate(zip(wanted, worth, strict=True)):
+        gain[row] = [each * _fits(asked, record) for record in records]
+    rows, columns = scipy.optimize.linear_sum_assignment(gain, maximize=True)
+    return set(rows[gain[rows, columns] > 0].tolist())
 
 
 def _asked(line: Sequence[str]) -> dict[str, Any]:

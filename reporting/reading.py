@@ -28,7 +28,7 @@ from .finished import RATE, Listed, Run
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
-from .planned import LIST, absent, models_of, read_list, searched_keys
+from .planned import LIST, absent, read_list, searched_keys, unmade_models
 from .sample_metrics import read_metrics
 from .study import (
     MISSING,
@@ -98,13 +98,13 @@ def read_study(folders: Sequence[Path]) -> Study:
         )
     ]
     not_kept = [each.trouble for each in chain(*listed.values())]
-    tested = [each.any_run for comparison in comparisons for each in comparison.contestants if each.testable]
+    tested = [each.any_run for comparison in comparisons for each in comparison.chosen if each.testable]
     unmade = {}
-    for place, absents in listed.items():
+    for place in (place for place, absents in listed.items() if absents):
         own, entries = [run for run in tested if run.listed.place == place], _listed(place, lists)
         # Settings among which a study chooses, or under which it repeats a test, do not make another model.
         same = {RATE, *entries.searched, *entries.variants} - {*entries.compare}
-        unmade[place] = models_of(absents, own, same)
+        unmade[place] = unmade_models(place, own, same)
     return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade)
 
 

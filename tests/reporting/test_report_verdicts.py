@@ -89,6 +89,32 @@ def test_models_that_a_study_has_yet_to_train_count_as_tests(tmp_path, rates):
     assert [after[label].holm_p for label in ("pope", "path", "alibi", "nope")] == pytest.approx(holm(family))
 
 
+@pytest.mark.parametrize(
+    ("other", "missing"),
+    [
+        ("experiment=debug trainer.steps=40 encoding=rope,pope seed=0,1,2", 2),
+        ("experiment=path_mqrar encoding=rope,pope seed=0,1,2", 2),  # the same but for its experiment
+        ("experiment=debug encoding=rope seed=0,1,2 encoding.base=500", 1),
+        ("experiment=debug encoding=nope seed=0,1", 0),  # will never be tested
+    ],
+)
+def test_a_model_accounts_for_one_of_the_listed_models_that_it_fits(tmp_path, other, missing):
+    line = "experiment=debug encoding=rope,pope seed=0,1,2"
+    folder = listed(tmp_path / "study", f"runs: ['{line}', '{other}']\n")
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            make_run(folder / "runs", encoding, seed)
+    assert list(read_study([folder]).unmade.values()) == [missing]
+
+
+def test_a_model_with_more_settings_does_not_account_for_one_with_fewer(tmp_path):
+    line = "experiment=debug encoding=rope seed=0,1,2"
+    folder = listed(tmp_path / "study", f"runs: ['{line}', '{line} encoding.base=500']\n")
+    for seed in (0, 1, 2):
+        make_run(folder / "runs", "rope", seed, "encoding.base=500")
+    assert list(read_study([folder]).unmade.values()) == [1]
+
+
 def test_studies_whose_runs_are_compared_are_adjusted_together(tmp_path, report):
     """The first and the second study share a comparison, so that their other tests are in one family too."""
     pair = "pope", "rope"
