@@ -91,7 +91,8 @@ def execute(
     """Run `jobs` processes at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
 
     At the limit, or when interrupted, all runs are asked to stop and can be resumed. A process is not started if less
-    time is left than the fastest so far has needed. If one of the runs of a process fails, each is tried on its own.
+    time is left than the fastest of its kind, runs or a search, has needed so far. If one of the runs of a process
+    fails, each is tried on its own.
 
     Args:
         todo: the runs.
@@ -110,10 +111,11 @@ def execute(
     places = [gpu for _ in range(jobs) for gpu in gpus]
     threads = str(max(1, cores() // len(places)))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
-    waiting, running, failed, quickest = together(todo, seeds), [], [], 0.0
+    waiting, running, failed = together(todo, seeds), [], []
+    quickest: dict[type, float] = {}  # by the kind of job
     try:
         while (waiting or running) and time.monotonic() < end:
-            while waiting and places and time.monotonic() + quickest < end:
+            while waiting and places and time.monotonic() + quickest.get(type(waiting[0][0]), 0.0) < end:
                 runs = waiting.pop(0)
                 log = logs / f"{runs[0].path.parent.name}-{runs[0].path.name}.log"
                 running.append(Running(runs, log, places.pop(0)))
@@ -134,7 +136,8 @@ def execute(
                 else:
                     places.append(each.gpu)
                     if failure is None:
-                        quickest = min(quickest or took, took)
+                        kind = type(each.runs[0])
+                        quickest[kind] = min(quickest.get(kind, took), took)
                         coming = together([run for job in each.runs for run in after(job)], seeds)
                         searches = [i for i, (first, *_) in enumerate(waiting) if isinstance(first, Searched)]
                         place = min(searches, default=len(waiting))

@@ -189,6 +189,26 @@ def test_runs_of_searched_settings_come_before_other_searches(searched, monkeypa
     assert order == [*one, *other]
 
 
+def test_the_time_of_a_search_does_not_keep_runs_from_starting(searched, monkeypatch):
+    """Although less time is left than the search has taken."""
+    first, late, clock = planning.plan(searched, searched / "trained", [CPU])[:1], [0.0], running.time.monotonic
+    monkeypatch.setattr(running.time, "monotonic", lambda: clock() + late[0])
+
+    def commands(runs):
+        if isinstance(runs[0], Searched):
+            late[0] = 60.0
+        script = SEARCH if isinstance(runs[0], Searched) else BEGIN
+        return [[sys.executable, "-c", script, str(runs[0].path)]]
+
+    def after(job):
+        return planning.plan(searched, searched / "trained", [CPU], job.run)
+
+    monkeypatch.setattr(running.Running, "last", True)
+    monkeypatch.setattr(running, "commands", commands)
+    running.execute(first, 1, searched / "logs", 100, after=after)
+    assert len([*(searched / "trained").rglob("begun")]) == 2
+
+
 def test_encodings_with_different_searched_settings_are_compared(searched):
     """Without the search, their dropout would set them apart."""
     for encoding, dropout in (("rope", 0.0), ("nope", 0.5)):
