@@ -1,6 +1,6 @@
 """The search of a study: `task=tune` chooses settings on the validation split before the runs are trained."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -8,7 +8,7 @@ from typing import ClassVar
 from ..core.checked_files import read_csv
 from ..core.errors import UserError
 from ..reporting.finished import RATE
-from ..reporting.planned import TUNED, searched_rows, words_of
+from ..reporting.planned import TUNED, searched_rows
 from ..reporting.tables import write_csv
 from .packing import study_lock
 
@@ -24,15 +24,31 @@ def edges_of_grids(folder: Path) -> str | None:
         if row.get(RATE):
             of, rate = rates.setdefault(row["run"], {}), float(row[RATE])
             of[rate] = of.get(rate, False) or row["chosen"] == "True"
+    names = _names([*rates])
     found: dict[str, list[str]] = {"lowest": [], "highest": []}
     for run, of in rates.items():
         edges = {min(of): "lowest", max(of): "highest"}
         for rate, edge in edges.items():
             if len(edges) > 1 and of[rate]:
-                encodings = [word.partition("=")[2] for word in words_of(run) if word.startswith("encoding=")]
-                found[edge].append(encodings[-1] if encodings else run)
-    parts = [f"the {edge} for {', '.join(dict.fromkeys(names))}" for edge, names in found.items() if names]
+                found[edge].append(names[run])
+    parts = [f"the {edge} for {', '.join(of)}" for edge, of in found.items() if of]
     return f"Best learning rates at the edge of the grid: {'; '.join(parts)}." if parts else None
+
+
+def _names(runs: Sequence[str]) -> dict[str, str]:
+    """The encoding of each of `runs`, and the settings that differ between those with the same encoding."""
+    alike: dict[str, dict[str, list[str]]] = {}  # the settings of each run by encoding
+    for run in runs:
+        words = run.split()
+        encodings = [word.partition("=")[2] for word in words if word.startswith("encoding=")]
+        alike.setdefault(encodings[-1] if encodings else "the default encoding", {})[run] = words
+    names = {}
+    for encoding, group in alike.items():
+        shared = set.intersection(*map(set, group.values()))
+        for run, words in group.items():
+            own = [word for word in words if word not in shared]
+            names[run] = f"{encoding} ({', '.join(own)})" if own else encoding
+    return names
 
 
 @dataclass

@@ -151,7 +151,7 @@ def _page(
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
     parts = [f"# {folder.name}", question, legend, results, table_of(outcome)]
-    parts += [*_baselines(study), edges_of_grids(folder) or ""]
+    parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or "")]
     if outcome.missing:
         parts.append(f"Listed runs without a record: {outcome.missing}.")
     parts.append(needed_sentence(found) or "")
@@ -185,7 +185,7 @@ def _baselines(study: Study) -> list[str]:
             nats = sorted((records.nats_per_token, name) for name, records in found.items())
             given = "; ".join(f"{name}: {each:.4f}" for each, name in nats)
             place = split if len(study.comparisons) == 1 else f"{comparison.title}, {split}"
-            lines += [f"Baselines in nats/token ({place}): {as_markdown(given)}."] if found else []
+            lines += [as_markdown(f"Baselines in nats/token ({place}): {given}.")] if found else []
     return lines
 
 

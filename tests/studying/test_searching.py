@@ -236,13 +236,28 @@ def test_the_page_of_a_study_names_encodings_whose_best_rate_is_at_the_edge_of_t
     quoted = [row.replace(LINE, f'"{LINE}"') for row in rows]
     (tmp_path / "tuning.csv").write_text("\n".join([f"run,search,{RATE},model.dropout,chosen", *quoted]))
     assert edges_of_grids(tmp_path) == (
-        "Best learning rates at the edge of the grid: the lowest for rope, path; the highest for fox, seed=0."
+        "Best learning rates at the edge of the grid: the lowest for rope, path; the highest for fox, the "
+        "default encoding."
     )
     (tmp_path / "tuning.csv").write_text(f"run,search,{RATE},chosen\nencoding=rope,s,fast,True\n")
     with pytest.raises(UserError, match=r"tuning\.csv: not a table of a search \(.*fast.*\): restore or delete it"):
         edges_of_grids(tmp_path)
     (tmp_path / "tuning.csv").write_text(f"run,search,{RATE},chosen\nencoding=rope,s,1e-3,True\n")
     assert edges_of_grids(tmp_path) is None
+
+
+def test_encodings_at_the_edge_of_the_grid_on_several_data_sets_have_the_settings_that_differ(tmp_path):
+    best = {"domain=jsb domain.path=Bach's.mid": "1e-3", "domain=maestro": "4e-3"}
+    rows = [
+        f"{domain} encoding=rope,s,{rate},{rate == best[domain]}"
+        for domain in best
+        for rate in ("1e-3", "2e-3", "4e-3")
+    ]
+    (tmp_path / "tuning.csv").write_text("\n".join([f"run,search,{RATE},chosen", *rows]))
+    assert edges_of_grids(tmp_path) == (
+        "Best learning rates at the edge of the grid: the lowest for rope (domain=jsb, domain.path=Bach's.mid); the "
+        "highest for rope (domain=maestro)."
+    )
 
 
 def test_a_changed_search_is_made_again_and_chooses_among_its_own_points(searched, monkeypatch):
