@@ -137,7 +137,7 @@ def execute(
                     places.append(each.gpu)
                     if failure is None:
                         kind = type(each.runs[0])
-                        quickest[kind] = min(quickest.get(kind, took), took)
+                        quickest[kind] = min(quickest[kind], took) if kind in quickest else took
                         coming = together([run for job in each.runs for run in after(job)], seeds)
                         searches = [i for i, (first, *_) in enumerate(waiting) if isinstance(first, Searched)]
                         place = min(searches, default=len(waiting))
