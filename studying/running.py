@@ -105,7 +105,7 @@ def execute(
         after: the runs that can be trained once a job is done; they come before the searches still to do.
 
     Returns:
-        One line for each failed run.
+        One line for each failed run, and for each job after which no run could be planned.
     """
     end = time.monotonic() + limit
     places = [gpu for _ in range(jobs) for gpu in gpus]
@@ -138,7 +138,11 @@ def execute(
                     if failure is None:
                         kind = type(each.runs[0])
                         quickest[kind] = min(quickest[kind], took) if kind in quickest else took
-                        coming = together([run for job in each.runs for run in after(job)], seeds)
+                        try:
+                            coming = together([run for job in each.runs for run in after(job)], seeds)
+                        except UserError as error:  # other runs go on
+                            coming = []
+                            failed.append(str(error))
                         searches = [i for i, (first, *_) in enumerate(waiting) if isinstance(first, Searched)]
                         place = min(searches, default=len(waiting))
                         waiting[place:place] = coming

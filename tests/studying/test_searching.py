@@ -189,6 +189,19 @@ def test_runs_of_searched_settings_come_before_other_searches(searched, monkeypa
     assert order == [*one, *other]
 
 
+def test_a_list_that_becomes_invalid_stops_no_other_search(searched, monkeypatch):
+    first = planning.plan(searched, searched / "trained", [CPU])
+
+    def after(job):
+        (searched / "study.yaml").write_text("runs: [encoding=")
+        return planning.plan(searched, searched / "trained", [CPU], job.run)
+
+    monkeypatch.setattr(running, "commands", lambda runs: [[sys.executable, "-c", SEARCH, str(runs[0].path)]])
+    failed = running.execute(first, 1, searched / "logs", after=after)
+    assert len(failed) == 2
+    assert all("study.yaml" in line for line in failed)
+
+
 def test_the_time_of_a_search_does_not_keep_runs_from_starting(searched, monkeypatch):
     """Although less time is left than the search has taken."""
     first, late, clock = planning.plan(searched, searched / "trained", [CPU])[:1], [0.0], running.time.monotonic
