@@ -116,13 +116,15 @@ def _named(topic: Topic, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _losses(outcome: Outcome) -> str:
-    """The encodings whose loss differs from the reference's, and the lowest of those that are not decided."""
+    """The encodings whose loss differs from the reference's or is equivalent to it, and those that are not decided."""
     rows = [row for row in outcome.rows if row.get("difference_percent") is not None]
     lower, higher = ([row for row in rows if row["verdict"].startswith(word)] for word in ("lower", "higher"))
     undecided = [row for row in rows if row["verdict"] in UNDECIDED]
     parts = [_listed(lower, f"lower than {outcome.reference}") if lower else f"none is lower than {outcome.reference}"]
     if undecided:
         parts.append(_listed(undecided, "not decided"))
+    if equivalent := [row for row in rows if row["verdict"] == "no difference"]:
+        parts.append(_listed(equivalent, "equivalent within the margin"))
     if higher:
         parts.append(_listed(higher, "higher"))
     return f"{'; '.join(parts)}."

@@ -39,6 +39,12 @@ def test_without_a_decided_encoding_the_line_says_so():
     assert "1 to 3 seeds, 2 runs missing): none is lower than rope; not decided: pope -0.1 %." in page
 
 
+def test_the_line_names_encodings_that_are_equivalent_to_the_reference():
+    rows = row("path", 0.0, "no difference"), row("pope", -0.1), row("nope", 2.3, "higher")
+    line = next(line for line in front_page({"zoo_genome": outcome(*rows)}).splitlines() if "99 windows" in line)
+    assert line.endswith("not decided: pope -0.1 %; equivalent within the margin: path 0.0 %; higher: nope +2.3 %.")
+
+
 def test_settings_of_a_model_are_told_from_the_next_model():
     found = outcome(row("path, match_steps=75, distil_steps=75", 1.1), row("fox", 17.9))
     page = front_page({"conversion": found})
