@@ -146,7 +146,7 @@ def searched_rows(folder: Path) -> list[dict[str, str]]:
     """The results of the searches of the study in `folder`; none if it has no table.
 
     Raises:
-        UserError: the table cannot be read.
+        UserError: the table cannot be read, or a learning rate is not a number.
     """
     path = folder / TUNED
     if not path.exists():
@@ -154,7 +154,8 @@ def searched_rows(folder: Path) -> list[dict[str, str]]:
     try:
         rows = read_csv(path, ("run", "chosen"))
         for row in rows:
-            figure(row.get(RATE) or "1")
+            if row.get(RATE):
+                figure(row[RATE])
         return rows
     except DAMAGE as error:
         raise UserError(f"{path}: not a table of a search ({why(error)}): restore or delete it") from error

@@ -34,14 +34,14 @@ RANKED = (  # small models with the same budget in each modality
     Topic("zoo_genome", "genome, small", "Human genome (99 windows), small models, tuned likewise"),
     Topic("zoo_wikitext2", "text, small", "Wikipedia articles, small models, tuned likewise"),
 )
-TUNED = Topic(
+TUNED_CHORALES = Topic(
     "jsb_tuned", "chorales, tuned", "Bach chorales, larger models, transposed in training, each encoding tuned"
 )
 PIANO = Topic("maestro_60k", "piano", "Piano performances, as in the PoPE paper")
 LOSSES = (  # columns of the table
     *RANKED,
     Topic("jsb", "chorales", "Bach chorales, as in the PoPE paper"),
-    TUNED,
+    TUNED_CHORALES,
     PIANO,
     Topic("wikitext2", "text", "Wikipedia articles, larger models"),
 )
@@ -54,7 +54,7 @@ DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small m
 def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> str:
     """The page for these outcomes by study, and studies that are `planned`; topics without records are left out."""
     sentences = {
-        **dict.fromkeys((*RANKED, TUNED, PIANO), _losses),
+        **dict.fromkeys((*RANKED, TUNED_CHORALES, PIANO), _losses),
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,

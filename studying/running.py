@@ -137,15 +137,13 @@ def execute(
                     places.append(each.gpu)
                     if failure is None:
                         kind = type(each.runs[0])
-                        quickest[kind] = min(quickest[kind], took) if kind in quickest else took
+                        quickest[kind] = min(took, quickest.get(kind, float("inf")))
                         try:
-                            coming = together([run for job in each.runs for run in after(job)], seeds)
+                            coming = [run for job in each.runs for run in after(job)]
                         except UserError as error:  # other runs go on
-                            coming = []
                             failed.append(str(error))
-                        searches = [i for i, (first, *_) in enumerate(waiting) if isinstance(first, Searched)]
-                        place = min(searches, default=len(waiting))
-                        waiting[place:place] = coming
+                        else:
+                            insert_before_searches(waiting, together(coming, seeds))
                     elif len(each.runs) > 1:
                         waiting[:0] = together(each.runs, 1)
                     else:
@@ -161,6 +159,13 @@ def execute(
                 else:
                     ending.callback(keep_ended, each, jobs - 1, commit)
     return failed
+
+
+def insert_before_searches(waiting: list[list[Job]], coming: Sequence[list[Job]]) -> None:
+    """Insert the groups of jobs `coming` into `waiting`, before the first search."""
+    searches = [place for place, (first, *_) in enumerate(waiting) if isinstance(first, Searched)]
+    place = min(searches, default=len(waiting))
+    waiting[place:place] = coming
 
 
 def named(runs: Sequence[Job]) -> str:

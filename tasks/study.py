@@ -91,7 +91,7 @@ class Study(Task):
                 session.console.print(state, " ".join(each.settings), soft_wrap=True)
             return
 
-        known = {each.path for each in planned}
+        known = {each.path for each in planned}  # so that nothing is trained or searched twice
 
         def after(job: Job) -> list[Job]:
             found = plan(folder, runs, settings, job.run) if isinstance(job, Searched) else []
@@ -103,7 +103,7 @@ class Study(Task):
         failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus, self.seeds, after)
         if pack(folder):
             _report(session, folder)
-        if searches:
+        if searches:  # those that have ended are runs by now
             planned = plan(folder, runs, settings)
         if left := sum(not each.finished for each in planned):
             what = "runs and searches" if any(isinstance(each, Searched) for each in planned) else "runs"

@@ -93,7 +93,7 @@ def test_models_that_a_study_has_yet_to_train_count_as_tests(tmp_path, rates):
     ("other", "missing"),
     [
         ("experiment=debug trainer.steps=40 encoding=rope,pope seed=0,1,2", 2),
-        ("experiment=path_mqrar encoding=rope,pope seed=0,1,2", 2),  # the same but for its experiment
+        ("experiment=path_mqrar encoding=rope,pope seed=0,1,2", 2),  # differs only in the experiment
         ("experiment=debug encoding=rope seed=0,1,2 encoding.base=500", 1),
         ("experiment=debug encoding=nope seed=0,1", 0),  # will never be tested
     ],
