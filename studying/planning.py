@@ -126,7 +126,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
 
     Raises:
         UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
-            is invalid; or its reference or a claim names an encoding that no run has.
+            is invalid; two lines are the same run; or its reference or a claim names an encoding that no run has.
     """
     _refuse_decisive(folder, settings)
     if runs.resolve() == (folder / "runs").resolve():
@@ -136,6 +136,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
         )
     study = read_list(folder)
     found: dict[Path, Job] = {}
+    lines: dict[Path, str] = {}  # by the directory of the run
     search, searches = study.get("search", ""), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
@@ -159,6 +160,10 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
             seed = seed_of(given)
             config = {**identified[unseeded], **({} if seed is None else {"seed": seed})}
             run = RunDirectory.of(config)
+            if run.path in lines:
+                both = f"{lines[run.path]}; {' '.join(each)}"
+                raise UserError(f"{folder / LIST}: these are the same run, so list it once: {both}")
+            lines[run.path] = " ".join(each)
             names = tuple(config["names"].items())
             one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
             kept = folder / "runs" / run.path.relative_to(runs)
@@ -173,7 +178,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 with _named(folder, [then]):
                     configuration_for(run, configuration, words_of(then))
             if chosen is not None:
-                found.setdefault(run.path, planned)
+                found[run.path] = planned
             elif unseeded not in searches:
                 searches[unseeded] = _search(folder, each, search, settings, runs, config)
                 found[searches[unseeded].path] = searches[unseeded]
