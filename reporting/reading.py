@@ -24,7 +24,7 @@ from ..session.item_files import read_items
 from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
-from .finished import RATE, Listed, Run
+from .finished import MLP, RATE, Listed, Run
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
@@ -278,16 +278,25 @@ def _all_facts(found: Sequence[Sequence[Mapping[int, Run]]]) -> list[dict[str, A
 
 
 def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
-    """Contestants labelled by encoding, and by the settings that differ between those with the same encoding."""
+    """Contestants labelled by encoding, and by the settings that differ between those with the same encoding.
+
+    Settings that were chosen, which are the learning rate and with `match` the size of the MLP, are left out if the
+    others suffice.
+    """
     kinds = [next(iter(seeds.values())) for seeds in group]
-    own = [_divided(run)[1] for run in kinds]
+    own = [{**_divided(run)[1], "match": run.config.get("match")} for run in kinds]
     labels = []
     for run, here in zip(kinds, own, strict=True):
-        others = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
+        alike = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
         values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
+        keys = [*differing(here, alike)]
+        chosen = (MLP, RATE) if "match" in keys else (RATE,)
+        others = [key for key in keys if key not in chosen]
+        if sum(all(each.get(key) == here.get(key) for key in others) for each in alike) == 1:
+            keys = others
         given = [
             f"{key.split('.')[-1]}={short(values.get(key))}"
-            for key in differing(here, others)
+            for key in keys
             if values.get(key) is not None or key in run.listed.compare
         ]
         labels.append(", ".join(dict.fromkeys([run.encoding, *given])))

@@ -118,6 +118,21 @@ def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
         assert float(full["pope"][percent]) == pytest.approx(100 * (one / other - 1))
 
 
+def test_models_are_named_by_match_unless_it_leaves_them_alike(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "runs", "pope", seed, "match=params", "optimizer.learning_rate=1e-3")
+        make_run(tmp_path / "runs", "pope", seed, "match=flops", "optimizer.learning_rate=2e-3")
+    folder, _ = report()
+    assert set(rows_of(folder / "tables" / "jsb-test.csv")) == {"rope", "pope, match=params", "pope, match=flops"}
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "pope", seed, "match=flops", "optimizer.learning_rate=4e-3")
+    folder, _ = report()
+    named = {f"pope, match=flops, learning_rate={rate}" for rate in ("0.002", "0.004")}
+    named |= {"rope", "pope, match=params"}
+    assert set(rows_of(folder / "tables" / "jsb-test.csv")) == named
+
+
 def test_converted_models_are_compared_with_their_control(tmp_path, report):
     staged = ("trainer.match_steps=5", "trainer.distil_steps=5")
     for seed in (0, 1, 2):
