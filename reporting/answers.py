@@ -9,7 +9,8 @@ from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant, parenthesised
 from .tables import p_value, with_sign
 
-MOST = 8  # clauses of a result; of more, those that are undecided are counted
+MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
+APART = 2  # encodings with the same verdict that still have a clause each
 LEGEND = "Percentages are of the reference's nats/token, where lower is better; 95 % intervals are in parentheses."
 
 
@@ -19,7 +20,7 @@ class Answer:
 
     Attributes:
         name: short name of the comparison, with the split if the comparison has several.
-        clauses: one for each encoding, best first; of many encodings, one for each that is decided.
+        clauses: one for each encoding, best first; of many encodings, those with the same verdict share one.
     """
 
     name: str
@@ -63,18 +64,32 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     if len(best_first) <= MOST:
         return [_clause(each) for each in best_first]
-    undecided = [place for place, each in enumerate(best_first) if not _decided(each)]
-    if len(undecided) < 2:
-        return [_clause(each) for each in best_first]
-    if all(each.solving for each in scores):
-        solvers = _solvers([*references, *best_first], [best_first[place] for place in undecided])
+    undecided = [each for each in best_first if not _decided(each)]
+    if len(undecided) > 1 and all(each.solving for each in scores):
+        solvers = _solvers([*references, *best_first], undecided)
         return [solvers, *(_clause(each) for each in best_first if _decided(each))]
-    lowest = best_first[undecided[0]]
-    counted = f"{len(undecided)} are not decided; the lowest is {name_of(lowest, lowest.contestant)}{_seen(lowest)}"
-    left_out = {*undecided[1:]}
-    return [
-        counted if each is lowest else _clause(each) for place, each in enumerate(best_first) if place not in left_out
-    ]
+    alike: dict[tuple[str, ...], list[Score]] = {}
+    for each in best_first:
+        kind = (each.verdict, name_of(each, each.against)) if _decided(each) else ("undecided",)
+        alike.setdefault(kind, []).append(each)
+    return [clause for group in alike.values() for clause in _shared(group)]
+
+
+def _shared(alike: Sequence[Score]) -> list[str]:
+    """The clauses of models with the same verdict, best first."""
+    first, last, number = alike[0], alike[-1], len(alike)
+    if not _decided(first) and number > 1:
+        return [f"{number} are not decided; the lowest is {name_of(first, first.contestant)}{_seen(first)}"]
+    if number <= APART or first.verdict.startswith("solves"):
+        return [_clause(each) for each in alike]
+    reference, verdict = name_of(first, first.against), first.verdict
+    if verdict == "no difference":
+        what = f"equivalent to {reference} within the margin"
+        ends = [name_of(each, each.contestant) + _observed(each).replace(":", ",") for each in (first, last)]
+    else:
+        what = f"{verdict.partition(',')[0]} than {reference}{_within(first)}"
+        ends = [f"{name_of(each, each.contestant)}, by {_amount(each)}" for each in (first, last)]
+    return [f"{number} are {what}: from {ends[0]}, to {ends[1]}"]
 
 
 def _listed(scores: Sequence[Score]) -> str:
@@ -116,12 +131,15 @@ def _clause(score: Score) -> str:
     if verdict.startswith("solves"):
         return f"{model} {verdict} than {reference}" + _observed(score)
     if verdict.startswith(("lower", "higher")) and score.compared is not None:
-        within = ", which is within the margin of equivalence" if verdict.endswith("margin") else ""
-        return f"{model} is {verdict.partition(',')[0]} than {reference} by {_amount(score)}{within}"
+        return f"{model} is {verdict.partition(',')[0]} than {reference} by {_amount(score)}{_within(score)}"
     if verdict == "no difference":
         return f"{model} and {reference} are equivalent within the margin" + _observed(score)
     because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
     return f"{model} against {reference} is undecided{because}" + _seen(score)
+
+
+def _within(score: Score) -> str:
+    return ", which is within the margin of equivalence" if score.verdict.endswith("margin") else ""
 
 
 def name_of(score: Score, contestant: Contestant | None) -> str:

@@ -13,7 +13,7 @@ from .drawing import BLUE, GREEN, INK, NAME, TINT, VERMILION, Plot, rows_of_name
 from .scores import Score
 from .tables import Row
 
-MANY = 20  # from this number of rows on, they are drawn closer together
+MANY = 8  # more rows are drawn closer together
 CAPTION = (
     "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
     "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
@@ -41,17 +41,32 @@ def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
     return rows
 
 
+def lowest(rows: Sequence[Row], most: int) -> list[Row]:
+    """The `most` rows with the lowest differences, in the same order."""
+    kept = sorted(range(len(rows)), key=lambda place: rows[place]["difference"])[:most]
+    return [rows[place] for place in sorted(kept)]
+
+
 def _order(score: Score, places: Sequence[tuple[str, str]]) -> tuple[int, float]:
     share = 0.0 if score.difference is None else score.difference.value / score.difference.level
     return places.index((score.comparison.name, score.split)), share
 
 
 @styled
-def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = False) -> Plot | None:
-    """Differences to the reference; None where nothing is compared. `percent` as in `forest_rows`."""
-    rows = forest_rows(found, percent)
+def forest_plot(
+    found: Sequence[Score], stem: Path, title: str, percent: bool = False, most: int | None = None
+) -> Plot | None:
+    """Differences to the reference; None where nothing is compared.
+
+    Args:
+        percent: as in `forest_rows`.
+        most: number of rows, of which more are left out, those with the highest differences first.
+    """
+    rows = every = forest_rows(found, percent)
     if not rows:
         return None
+    if most is not None:
+        rows = lowest(every, most)
     references = {row["against"] for row in rows}
     names = [row["model"] if len(references) == 1 else f"{row['model']} vs {row['against']}" for row in rows]
     edge = edge_of(rows)
@@ -64,7 +79,8 @@ def forest_plot(found: Sequence[Score], stem: Path, title: str, percent: bool = 
     to = rows[0]["against"] if len(references) == 1 else "the reference"
     axes.set_xlabel(wrapped(f"difference to {to}, {unit} (lower is better)", 70))
     figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
-    return write_plot(figure, stem, rows, title, CAPTION)
+    shown = "" if rows == every else f" Shown: the {len(rows)} lowest of {len(every)} differences."
+    return write_plot(figure, stem, rows, title, CAPTION + shown)
 
 
 def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: float) -> None:

@@ -44,7 +44,9 @@ IN_README = {
 }
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
-KEPT = 2  # of PLOTS, the first that a study has
+KEPT = 2  # of PLOTS, the first that a study has; the others are in its report
+MOST_DRAWN = 12  # differences in the plot of a page
+MOST_ROWS = 8  # of the table; a longer one is in the details
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
     **{key: COST[key] for key in ("flops_per_token", "tokens_per_s", "peak_memory_bytes")},
@@ -62,6 +64,7 @@ MODELLING = {
 }
 TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
 
+DETAILS = '<details markdown="1">\n<summary>Details</summary>'  # the attribute is for Python-Markdown
 HOLM_NOTE = "Holm p: p-value of the difference, adjusted for all differences that the study lists (Holm's method)."
 TAKE_OFF_NOTE = "Take-off: the step of the first validation that is half-way between guessing and solving the task."
 CLUSTERS_NOTE = (
@@ -102,7 +105,7 @@ def _plots(
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
     styles = plots.styles_of([shown.labels])
-    yield "differences.svg", forest_plot(found, folder / "across-forest", "Differences", percent=True)
+    yield "differences.svg", forest_plot(found, folder / "across-forest", "Differences", percent=True, most=MOST_DRAWN)
     yield "take-off.svg", noted(take_off_plot(shown, styles, folder), shown, whole)
     if lengths:
         title, references = f"{shown.name}, {shown.splits[0]} split: other context lengths", references_of(whole, found)
@@ -150,11 +153,12 @@ def _page(
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses]
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
-    parts = [f"# {folder.name}", question, legend, results, table_of(outcome)]
-    parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or "")]
+    table, (first, *others) = table_of(outcome), [_figure(file, plot) for file, plot in drawn.items()] or [""]
+    short = table.count("\n|") <= MOST_ROWS + 1
+    parts = [f"# {folder.name}", question, legend, results]
     if outcome.missing:
         parts.append(f"Listed runs without a record: {outcome.missing}.")
-    parts.append(needed_sentence(found) or "")
+    parts += [table if short else "", *_baselines(study), as_markdown(edges_of_grids(folder) or ""), first]
     if "would_change" in listed:
         parts.append(textwrap.fill(f"**What would change the answer.** {listed['would_change']}", 120))
     if outcome.minutes:
@@ -163,17 +167,22 @@ def _page(
             f"{plural(outcome.runs, 'run')}, about {plural(max(round(outcome.minutes), 1), 'minute')} of training on "
             f"{' and '.join(devices)}; start-up and scoring are not included."
         )
-    for file, plot in drawn.items():
-        parts.append(f"![{as_markdown(plot.title)}]({file})")
-        parts.append(f"{as_markdown(plot.title)}. {as_markdown(plot.caption)}")
+    details = ["" if short else table, needed_sentence(found) or "", *others]
     for comparison, each in zip(study.comparisons, measured, strict=True):
-        parts += _lengths(comparison, each) if each else []
+        details += _lengths(comparison, each) if each else []
     claimed = claims_table(study, listed.get("claims", ()))
-    for table in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
-        parts.append(f"## {as_markdown(table.title)}")
-        parts.append(replace(table, title="").markdown().strip())
+    for further in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
+        details.append(f"## {as_markdown(further.title)}")
+        details.append(replace(further, title="").markdown().strip())
+    if any(details):
+        parts += [DETAILS, *details, "</details>"]
     parts += _files(folder, searched="search" in listed)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _figure(file: str, plot: Plot) -> str:
+    """A plot with its caption."""
+    return f"![{as_markdown(plot.title)}]({file})\n\n{as_markdown(plot.title)}. {as_markdown(plot.caption)}"
 
 
 def _baselines(study: Study) -> list[str]:

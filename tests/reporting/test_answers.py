@@ -125,8 +125,19 @@ def test_of_many_encodings_undecided_ones_are_counted():
     first, second = answer.clauses
     assert first.startswith("pope is lower than rope by")
     assert second.startswith("11 are not decided; the lowest is pope: measured difference")
-    (answer,) = answers([lower] * 8 + [undecided], "rope")
-    assert len(answer.clauses) == 9
+    (answer,) = answers([lower] * 2 + [undecided] * 7, "rope")
+    assert len(answer.clauses) == 3
+
+
+def test_of_many_encodings_those_with_the_same_verdict_share_a_clause():
+    shifts = [-0.3, -0.2, -0.1, *[0.001] * 4, 0.2, 0.3]
+    (answer,) = answers([score(shift) for shift in shifts], "rope")
+    lower, equal, higher, highest = answer.clauses
+    amount = r"\d+\.\d % \(\S+ to \S+\), 3 seeds"
+    assert re.fullmatch(rf"3 are lower than rope: from pope, by {amount}, to pope, by {amount}", lower)
+    assert equal.startswith("4 are equivalent to rope within the margin: from pope, measured difference ")
+    assert higher.startswith("pope is higher than rope by ")
+    assert highest.startswith("pope is higher than rope by ")
 
 
 def test_of_many_encodings_those_that_solve_a_task_are_listed():

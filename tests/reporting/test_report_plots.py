@@ -28,7 +28,7 @@ from bearings.kernels.stretching import Form
 from bearings.lightning_modules.conversion import STAGES
 from bearings.reporting import forest, plots
 from bearings.reporting.drawing import STYLED
-from bearings.reporting.forest import edge_of
+from bearings.reporting.forest import edge_of, lowest
 from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
@@ -157,6 +157,12 @@ def test_forest_plot_keeps_its_scale_next_to_an_outlier(tmp_path):
     assert edge_of(rows) == 0.09
     assert edge_of(rows[1:]) == 0.09
     assert edge_of(rows[2:]) == 1.8
+
+
+def test_of_many_differences_the_lowest_are_drawn_in_the_same_order():
+    rows = [{"difference": each} for each in (0.3, -0.1, 0.2, -0.4)]
+    assert lowest(rows, 3) == [rows[1], rows[2], rows[3]]
+    assert lowest(rows, 4) == rows
 
 
 def test_loss_plot_keeps_its_scale_next_to_a_spike(tmp_path, report, monkeypatch):

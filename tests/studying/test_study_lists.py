@@ -131,7 +131,8 @@ def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
 
 def test_lines_that_are_the_same_run_are_refused(tmp_path):
     # RoPE adds neither parameters nor FLOPs, so both kinds of `match` leave the MLP as it is.
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": ["experiment=debug encoding=rope match=flops,params"]}))
+    runs = ["experiment=debug encoding=rope match=flops,params"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": runs}))
     same = "experiment=debug encoding=rope match=flops; experiment=debug encoding=rope match=params"
     with pytest.raises(UserError, match=re.escape(f"study.yaml: these are the same run, so list it once: {same}")):
         studies.plan(tmp_path, tmp_path / "trained")

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,7 @@ GIVEN_FILES = (
     "residual_precision",
     "text_124m",
     "zoo_genome",
+    "zoo_maestro",
     "zoo_wikitext2",
 )
 KEPT = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/runs.parquet"))  # others are plans
@@ -55,6 +57,16 @@ def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(n
         runs = [each for each in planned if isinstance(each, planning.Planned)]  # others are searches before their runs
         assert kept <= {each.kept for each in runs}
         assert {each.kept for each in runs if each.finished} == kept
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_page_is_a_sheet_with_one_figure_besides_its_details(name):
+    page = (REPOSITORY / "studies" / name / "README.md").read_text()
+    shown = re.sub("<details.*?</details>", "", page, flags=re.DOTALL)
+    assert sum(len(textwrap.wrap(line, 120)) for line in shown.splitlines()) <= 55
+    assert len(re.findall(r"^!\[", shown, re.MULTILINE)) == 1
+    assert "**What would change the answer.**" in shown
+    assert re.search(r"\d runs, about [\d,]+ minutes? of training on ", shown)
 
 
 def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
