@@ -78,7 +78,7 @@ def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> 
             "",
             *lines,
             "",
-            _table(outcomes).markdown().strip(),
+            _table(outcomes, LOSSES).markdown().strip(),
             "",
             "## All studies",
             "",
@@ -89,6 +89,11 @@ def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> 
             "",
         ]
     )
+
+
+def small_models(outcomes: Mapping[str, Outcome]) -> str:
+    """The table for these outcomes by study, with those of small models only."""
+    return _table(outcomes, RANKED).markdown()
 
 
 def _planned(names: Sequence[str]) -> list[str]:
@@ -163,8 +168,8 @@ def _diagnostics(outcome: Outcome) -> str:
     return f"of {plural(sets, 'test set')}, every seed solves: {best}; {outcome.reference} {theirs}."
 
 
-def _table(outcomes: Mapping[str, Outcome]) -> Table:
-    """The encodings that most studies have, by mean rank, with what each study found."""
+def _table(outcomes: Mapping[str, Outcome], topics: Sequence[Topic]) -> Table:
+    """The encodings that most studies have, by mean rank, with what each study found; columns only for `topics`."""
     compared = _kept(LOSSES, outcomes)
     found = {topic.study: {row["model"]: row for row in outcomes[topic.study].rows} for topic in compared}
     references = {topic.study: outcomes[topic.study].reference for topic in compared}
@@ -186,7 +191,7 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
     columns = {
         "model": ("encoding", str),
         **({"rank": ("mean rank", "{:.1f}".format)} if ranking else {}),
-        **{topic.study: (topic.heading, str) for topic in compared},
+        **{topic.study: (topic.heading, str) for topic in topics},
         "fails": (LENGTHS.heading, str),
         "solved": (TASK.heading, str),
         **{key: (heading, "{:.2f}".format) for key, heading in COSTS.items()},
@@ -195,7 +200,8 @@ def _table(outcomes: Mapping[str, Outcome]) -> Table:
         "Nats/token on the test split, difference to RoPE in per cent; lower is better. Bold: significant after "
         "correction for all encodings of the study.",
         f"{LENGTHS.heading.capitalize()}: the shortest context, of a model trained on 128 tokens, in which the loss is "
-        "1 % higher than in 128. FLOPs and tokens/s: of training, relative to RoPE, in the first study that has them.",
+        f"1 % higher than in 128, of each seed if they differ. {TASK.heading.capitalize()}: seeds that solve indirect "
+        "indexing. FLOPs and tokens/s: of training, relative to RoPE, in the first study that has them.",
     ]
     if ranking:
         notes.append(

@@ -1,12 +1,12 @@
-"""Summaries of studies: README.md with two plots and results.csv per study, and the table in the main README."""
+"""Summaries of studies: README.md with two plots and results.csv per study; and where README has its table."""
 
 import math
 import shutil
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from ..core.errors import UserError
@@ -37,11 +37,6 @@ from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_o
 from .searching import edges_of_grids
 
 README = ROOT / "README.md"
-# README's rows: PoPE and PaTH in these studies. Each study's own README.md has all of its rows.
-IN_README = {
-    "study": ("jsb", "jsb_tuned", "maestro_60k", "wikitext2", "indirect_indexing_long"),
-    "model": ("pope", "path"),
-}
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
 KEPT = 2  # of PLOTS, the first that a study has; the others are in its report
@@ -65,7 +60,7 @@ MODELLING = {
 TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
 
 DETAILS = '<details markdown="1">\n<summary>Details</summary>'  # the attribute is for Python-Markdown
-HOLM_NOTE = "Holm p: p-value of the difference, adjusted for all differences that the study lists (Holm's method)."
+HOLM_NOTE = "Holm p: p-value of the difference, adjusted by Holm's method for all comparisons that the study plans."
 TAKE_OFF_NOTE = "Take-off: the step of the first validation that is half-way between guessing and solving the task."
 CLUSTERS_NOTE = (
     f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
@@ -251,13 +246,12 @@ def _further(study: Study, reference: str) -> list[Table]:
 
 def table_of(outcome: Outcome) -> str:
     """The Markdown table, or tables, of a study's page."""
-    return (summary([outcome.rows]) if outcome.solved is None else outcome.solved.markdown()).strip()
+    return (summary(outcome.rows) if outcome.solved is None else outcome.solved.markdown()).strip()
 
 
-def summary(rows: Iterable[Sequence[Row]]) -> str:
-    """Markdown tables of the rows of several studies: one for sequence modelling, one for tasks with right answers."""
-    every = [*chain(*rows)]
-    modelling, tasks = ([row for row in every if ("solved" in row) is solving] for solving in (False, True))
+def summary(rows: Sequence[Row]) -> str:
+    """Markdown tables of the rows of a study: one for sequence modelling, one for tasks with right answers."""
+    modelling, tasks = ([row for row in rows if ("solved" in row) is solving] for solving in (False, True))
     clusters = any(CLUSTERS in row.get("difference_interval", "") for row in modelling)
     parts = (
         Table("modelling", "", MODELLING, modelling, [*_adjusted(modelling), *([CLUSTERS_NOTE] if clusters else [])]),
@@ -269,12 +263,6 @@ def summary(rows: Iterable[Sequence[Row]]) -> str:
 def _adjusted(rows: Sequence[Row]) -> list[str]:
     """The note about p-values, if there are any."""
     return [HOLM_NOTE] if any(row.get("holm_p") is not None for row in rows) else []
-
-
-def chosen(rows: Iterable[Sequence[Row]]) -> list[list[Row]]:
-    """The rows of every study that README shows. Speeds are left out, as most of these runs shared their GPU."""
-    shown = ((row for row in each if all(row[key] in IN_README[key] for key in IN_README)) for each in rows)
-    return [[row | {"tokens_per_s": None} for row in each] for each in shown]
 
 
 def with_summary(readme: str, table: str) -> str:

@@ -14,10 +14,10 @@ from ..session.task import Task
 from ..session.trust import trusted
 from ..studying.catalogue import STUDIES, folder_of, studies
 from ..studying.figures import write_figures
-from ..studying.front_page import PAGE, front_page
+from ..studying.front_page import PAGE, front_page, small_models
 from ..studying.outcomes import Outcome, read_outcome
 from ..studying.packing import pack
-from ..studying.summary import README, chosen, recorded, summary, with_summary, write_summary
+from ..studying.summary import README, recorded, with_summary, write_summary
 from .options import StudyOptions
 
 ALL = "all"
@@ -140,6 +140,5 @@ def _check_readme() -> None:
 
 def _pages(readme: str, outcomes: Mapping[str, Outcome]) -> dict[Path, str]:
     """The text of the repository's README, updated from `readme`, and of the page of all studies."""
-    table = summary(chosen(each.rows for each in outcomes.values()))
     planned = [name for name in studies() if name not in outcomes]
-    return {README: with_summary(readme, table), PAGE: front_page(outcomes, planned)}
+    return {README: with_summary(readme, small_models(outcomes)), PAGE: front_page(outcomes, planned)}

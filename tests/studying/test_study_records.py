@@ -18,7 +18,7 @@ from bearings.reporting.planned import read_list
 from bearings.reporting.reading import read_study
 from bearings.studying import planning, summary
 from bearings.studying.catalogue import studies
-from bearings.studying.front_page import PAGE, front_page
+from bearings.studying.front_page import PAGE, front_page, small_models
 from bearings.studying.keeping import keep_run
 from bearings.studying.outcomes import read_outcome
 from bearings.studying.packing import pack
@@ -164,8 +164,7 @@ def test_a_study_s_page_has_the_baselines_that_a_run_has_kept_lowest_first(tmp_p
 def test_readme_and_the_page_of_all_studies_match_the_records():
     readme = summary.README.read_text(encoding="utf-8")
     outcomes = {name: read_outcome(REPOSITORY / "studies" / name) for name in summary.recorded()}
-    chosen = summary.chosen(each.rows for each in outcomes.values())
-    assert summary.with_summary(readme, summary.summary(chosen)) == readme
+    assert summary.with_summary(readme, small_models(outcomes)) == readme
     planned = [name for name in studies() if name not in outcomes]
     assert front_page(outcomes, planned) == PAGE.read_text(encoding="utf-8")
     with pytest.raises(UserError, match="are missing"):
@@ -186,7 +185,7 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
     assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters only", rows["pope"]["difference_interval"])
     assert "difference_interval" not in rows["rope"]
     assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
-    table = summary.summary([read_outcome(tmp_path / "few").rows])
+    table = summary.summary(read_outcome(tmp_path / "few").rows)
     assert ", clusters only |" in table
     assert "\n- clusters only: with fewer than 3 seeds, the interval covers other test clusters" in table
 
