@@ -146,7 +146,7 @@ def searched_rows(folder: Path) -> list[dict[str, str]]:
     """The results of the searches of the study in `folder`; none if it has no table.
 
     Raises:
-        UserError: the table cannot be read, or a learning rate is not a number.
+        UserError: the table cannot be read, a learning rate is not a number, or `chosen` is not True or False.
     """
     path = folder / TUNED
     if not path.exists():
@@ -156,6 +156,9 @@ def searched_rows(folder: Path) -> list[dict[str, str]]:
         for row in rows:
             if row.get(RATE):
                 figure(row[RATE])
+            if (chosen := row["chosen"].capitalize()) not in ("True", "False"):  # spreadsheets write TRUE
+                raise ValueError(f"chosen: {row['chosen']} must be True or False")
+            row["chosen"] = chosen
         return rows
     except DAMAGE as error:
         raise UserError(f"{path}: not a table of a search ({why(error)}): restore or delete it") from error

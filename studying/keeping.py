@@ -66,7 +66,8 @@ def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None)
         if (folder / "config.yaml").exists() and (folder / "manifest.json").exists():
             raise UserError(f"task.out={out} is inside the run {folder}: give a folder outside")
     for session in manifest["sessions"]:
-        session["code"]["commit"] = session["code"]["commit"] or commit
+        if (code := session.get("code")) is not None:
+            code["commit"] = code["commit"] or commit
         session["beside"] = max(sharing, session.get("beside", 0))
     with made_whole(out) as making:
         _copy(run, manifest, out, making)

@@ -33,6 +33,15 @@ def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
 
 
+def test_a_run_of_unknown_code_can_be_kept(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sessions"][0]["code"] = None
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    keep_run(path, tmp_path / "kept", commit="abc")
+    assert json.loads((tmp_path / "kept" / "manifest.json").read_text())["sessions"][0]["code"] is None
+
+
 def test_a_kept_run_names_no_folder_of_this_machine(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0, f"domain.path={tmp_path}/music.json", f"stores={tmp_path}/data")
     config = yaml.safe_load((path / "config.yaml").read_text()) | {"runs": str(tmp_path / "runs"), "run": str(path)}

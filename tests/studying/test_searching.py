@@ -10,7 +10,7 @@ from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.reporting.finished import RATE
-from bearings.reporting.planned import chosen_settings
+from bearings.reporting.planned import chosen_settings, listed
 from bearings.reporting.reading import read_study
 from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
@@ -257,6 +257,16 @@ def test_the_page_of_a_study_names_encodings_whose_best_rate_is_at_the_edge_of_t
         edges_of_grids(tmp_path)
     (tmp_path / "tuning.csv").write_text(f"run,search,{RATE},chosen\nencoding=rope,s,1e-3,True\n")
     assert edges_of_grids(tmp_path) is None
+
+
+def test_a_table_of_a_search_may_come_from_a_spreadsheet(tmp_path):
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"search": LINE, "runs": ["encoding=rope seed=0"]}))
+    table = f'run,search,{RATE},chosen\nencoding=rope,"{LINE}",1e-3,TRUE\nencoding=rope,"{LINE}",2e-3,FALSE\n'
+    (tmp_path / "tuning.csv").write_text(table)
+    assert [chosen for _, chosen in listed(tmp_path)] == [[f"{RATE}=1e-3"]]
+    (tmp_path / "tuning.csv").write_text(table.replace("TRUE", "yes"))
+    with pytest.raises(UserError, match=r"tuning\.csv: not a table of a search \(chosen: yes must be True or False"):
+        listed(tmp_path)
 
 
 def test_encodings_at_the_edge_of_the_grid_on_several_data_sets_have_the_settings_that_differ(tmp_path):
