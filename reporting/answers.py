@@ -139,7 +139,7 @@ def _clause(score: Score) -> str:
 
 
 def _within(score: Score) -> str:
-    return ", which is within the margin of equivalence" if score.verdict.endswith("margin") else ""
+    return ", within the margin of equivalence" if score.verdict.endswith("margin") else ""
 
 
 def name_of(score: Score, contestant: Contestant | None) -> str:

@@ -60,7 +60,7 @@ def forest_plot(
 
     Args:
         percent: as in `forest_rows`.
-        most: number of rows, of which more are left out, those with the highest differences first.
+        most: largest number of rows; those with the highest differences are left out.
     """
     rows = every = forest_rows(found, percent)
     if not rows:
@@ -79,7 +79,7 @@ def forest_plot(
     to = rows[0]["against"] if len(references) == 1 else "the reference"
     axes.set_xlabel(wrapped(f"difference to {to}, {unit} (lower is better)", 70))
     figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
-    shown = "" if rows == every else f" Shown: the {len(rows)} lowest of {len(every)} differences."
+    shown = "" if len(rows) == len(every) else f" Shown: the {len(rows)} lowest of {len(every)} differences."
     return write_plot(figure, stem, rows, title, CAPTION + shown)
 
 

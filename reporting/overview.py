@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pretty_midi
@@ -14,7 +14,7 @@ from .drawing import FONTS, legend_above, styled, svg_of
 from .forest import draw_forest, forest_rows, legend_of, reach
 from .plots import cost_rows, draw_cost, styles_of
 from .scores import Score
-from .study import Contestant, Study
+from .study import Contestant
 from .tables import Row
 
 THEMES: dict[str, Theme] = {"": "light", "-dark": "dark"}  # by the ending of a file's name
@@ -76,21 +76,26 @@ def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contest
 
 
 @styled
-def results(study: Study, found: Sequence[Score], titles: Mapping[str, str]) -> str:
-    """Nats/token against compute, a panel per domain; without models whose loss is far above the others."""
+def results(found: Sequence[Score], titles: Mapping[str, str], named: Collection[str]) -> str:
+    """Nats/token against compute, a panel per domain; without models whose loss is far above the others.
+
+    Args:
+        found: scores of several domains.
+        titles: how to name each domain.
+        named: encodings with a marker of their own; the others are grey points.
+    """
     figure = Figure(figsize=(9.2, 2 * 2.5), layout="constrained")
     panels = figure.subplots(2, (len(titles) + 1) // 2, squeeze=False).flat
-    styles = styles_of([each.labels for each in study.comparisons])
-    named = {}
+    styles, marked = styles_of([{*named}]), {}
     for axes, (domain, title) in zip(panels, titles.items(), strict=False):
         here = [score for score in found if score.comparison.domain == domain]
         above = draw_cost(axes, cost_rows(here), styles)
         axes.set_title(title)
         handles, labels = axes.get_legend_handles_labels()
-        named |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in above}
+        marked |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in above}
     figure.supxlabel("compute, MFLOP per token (forward and backward)", fontsize=10)
     figure.supylabel("nats/token (lower is better)", fontsize=10)
-    legend_above(figure, dict(sorted(named.items())))
+    legend_above(figure, dict(sorted(marked.items())))
     return svg_of(figure)
 
 

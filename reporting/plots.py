@@ -133,7 +133,8 @@ def draw_cost(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> li
     axes.xaxis.set_major_locator(MaxNLocator(5))
     # A model that fails far above the others must not press them into a line.
     means = [row["mean"] for row in rows]
-    edge = min(means) + 4 * max(float(np.median(means)) - min(means), 0.01 * min(means))
+    reach = 4 if len(rows) <= len(STYLES) else 2
+    edge = min(means) + reach * max(float(np.median(means)) - min(means), 0.01 * min(means))
     above = [row["model"] for row in rows if row["mean"] > edge]
     ends = np.concatenate([row["interval"] or (row["mean"],) for row in rows if row["mean"] <= edge])
     room = 0.15 * float(np.ptp(ends) or edge - min(means))

@@ -280,8 +280,8 @@ def _all_facts(found: Sequence[Sequence[Mapping[int, Run]]]) -> list[dict[str, A
 def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
     """Contestants labelled by encoding, and by the settings that differ between those with the same encoding.
 
-    Settings that were chosen, which are the learning rate and with `match` the size of the MLP, are left out if the
-    others suffice.
+    The learning rate, and with `match` the size of the MLP, were chosen for each model. They are left out if the other
+    settings suffice.
     """
     kinds = [next(iter(seeds.values())) for seeds in group]
     own = [{**_divided(run)[1], "match": run.config.get("match")} for run in kinds]
@@ -290,8 +290,8 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
         alike = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
         values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
         keys = [*differing(here, alike)]
-        chosen = (MLP, RATE) if "match" in keys else (RATE,)
-        others = [key for key in keys if key not in chosen]
+        chosen = {MLP, RATE} if run.config.get("match") else {RATE}
+        others = [key for key in keys if key not in chosen or key in run.listed.compare]
         if sum(all(each.get(key) == here.get(key) for key in others) for each in alike) == 1:
             keys = others
         given = [

@@ -1,9 +1,10 @@
-"""Summaries of studies: README.md with two plots and results.csv per study; and where README has its table."""
+"""Summaries of studies: README.md with up to two plots, and results.csv; and where the main README has its table."""
 
 import math
 import shutil
 import tempfile
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -39,7 +40,7 @@ from .searching import edges_of_grids
 README = ROOT / "README.md"
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
-KEPT = 2  # of PLOTS, the first that a study has; the others are in its report
+KEPT = 2  # of PLOTS, the first that a study has: one on its page and one in the details
 MOST_DRAWN = 12  # differences in the plot of a page
 MOST_ROWS = 8  # of the table; a longer one is in the details
 MODEL = {
@@ -144,16 +145,23 @@ def _page(
 ) -> str:
     listed = read_list(folder)
     question = textwrap.fill(listed.get("question", ""), 120)
+    lengths = [_lengths(*each) for each in zip(study.comparisons, measured, strict=True) if each[1]]
     several = len(given := answers(found, outcome.reference)) > 1
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses]
+    clauses += [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths]
+    claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
+    for table in claims:
+        counted = Counter(row["verdict"] for row in table.rows).most_common()
+        clauses.append(f"{table.title}: {', '.join(f'{number} {verdict}' for verdict, number in counted)}")
     results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
     legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
-    table, (first, *others) = table_of(outcome), [_figure(file, plot) for file, plot in drawn.items()] or [""]
-    short = table.count("\n|") <= MOST_ROWS + 1
+    rows = outcome.rows if outcome.solved is None else outcome.solved.rows
+    figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
     parts = [f"# {folder.name}", question, legend, results]
     if outcome.missing:
         parts.append(f"Listed runs without a record: {outcome.missing}.")
-    parts += [table if short else "", *_baselines(study), as_markdown(edges_of_grids(folder) or ""), first]
+    parts.append(table_of(outcome) if len(rows) <= MOST_ROWS else "")
+    parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or ""), figure]
     if "would_change" in listed:
         parts.append(textwrap.fill(f"**What would change the answer.** {listed['would_change']}", 120))
     if outcome.minutes:
@@ -162,17 +170,17 @@ def _page(
             f"{plural(outcome.runs, 'run')}, about {plural(max(round(outcome.minutes), 1), 'minute')} of training on "
             f"{' and '.join(devices)}; start-up and scoring are not included."
         )
-    details = ["" if short else table, needed_sentence(found) or "", *others]
-    for comparison, each in zip(study.comparisons, measured, strict=True):
-        details += _lengths(comparison, each) if each else []
-    claimed = claims_table(study, listed.get("claims", ()))
-    for further in [*([claimed] if claimed else []), *_further(study, outcome.reference)]:
-        details.append(f"## {as_markdown(further.title)}")
-        details.append(replace(further, title="").markdown().strip())
+    details = [table_of(outcome) if len(rows) > MOST_ROWS else "", needed_sentence(found) or "", *others]
+    details += [_section(each) for each in [*lengths, *claims, *_further(study, outcome.reference)]]
     if any(details):
         parts += [DETAILS, *details, "</details>"]
     parts += _files(folder, searched="search" in listed)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(table: Table) -> str:
+    """A table under its title."""
+    return f"## {as_markdown(table.title)}\n\n{replace(table, title='').markdown().strip()}"
 
 
 def _figure(file: str, plot: Plot) -> str:
@@ -218,11 +226,10 @@ def _files(folder: Path, searched: bool) -> list[str]:
     ]
 
 
-def _lengths(comparison: Comparison, measured: Measured) -> list[str]:
-    """Loss in other context lengths on the first split: a heading, a sentence and a table."""
+def _lengths(comparison: Comparison, measured: Measured) -> Table:
+    """Loss in other context lengths on the first split."""
     shown = plain(measured) if len(measured) > MOST else measured
-    table = _best_first(split_table(comparison, comparison.splits[0], shown))
-    return [f"## {as_markdown(table.title)}", as_markdown(holding(table)), replace(table, title="").markdown().strip()]
+    return _best_first(split_table(comparison, comparison.splits[0], shown))
 
 
 def _best_first(lengths: Table) -> Table:

@@ -133,6 +133,28 @@ def test_models_are_named_by_match_unless_it_leaves_them_alike(tmp_path, report)
     assert set(rows_of(folder / "tables" / "jsb-test.csv")) == named
 
 
+def test_a_size_that_match_has_not_chosen_is_part_of_the_name(tmp_path, report):
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "runs", "pope", seed, "model.mlp_hidden=96")
+        make_run(tmp_path / "runs", "pope", seed, "match=flops")
+    folder, _ = report()
+    assert set(rows_of(folder / "tables" / "jsb-test.csv")) == {"rope", "pope, mlp_hidden=96", "pope, match=flops"}
+
+
+def test_a_setting_that_a_study_compares_is_part_of_the_name(tmp_path, report):
+    compared = "runs: [experiment=debug]\ncompare: [optimizer.learning_rate]\n"
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "study.yaml").write_text(compared)
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "rope", seed)
+        make_run(tmp_path / "runs", "pope", seed, "match=params", "optimizer.learning_rate=1e-3")
+        make_run(tmp_path / "runs", "pope", seed, "match=flops", "optimizer.learning_rate=2e-3")
+    folder, _ = report()
+    named = {"rope", "pope, match=params, learning_rate=0.001", "pope, match=flops, learning_rate=0.002"}
+    assert set(rows_of(folder / "tables" / "jsb-test.csv")) == named
+
+
 def test_converted_models_are_compared_with_their_control(tmp_path, report):
     staged = ("trainer.match_steps=5", "trainer.distil_steps=5")
     for seed in (0, 1, 2):

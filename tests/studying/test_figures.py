@@ -7,6 +7,7 @@ from report_support import make_run
 
 from bearings.domains.jsb import JSB
 from bearings.studying import figures
+from bearings.studying.front_page import Topic
 
 
 def texts(path):
@@ -20,7 +21,9 @@ def test_figures_are_written_from_kept_records(tmp_path, monkeypatch):
             JSB().render(JSB().decode(np.arange(2, 50)), path / "samples" / "sample-0")
     monkeypatch.setattr(figures, "STUDIES", tmp_path)
     monkeypatch.setattr(figures, "SHOWN", {"jsb": "mine"})
+    monkeypatch.setattr(figures, "RANKED", (Topic("mine", "chorales", "Chorales"),))
     monkeypatch.setattr(figures, "COMPARED", {"path", "nope"})
+    monkeypatch.setattr(figures, "NAMED", {"path", "rope"})
     monkeypatch.setattr(figures, "TITLES", {"jsb": "Bach chorales"})
     written = figures.write_figures(tmp_path / "docs" / "assets")
     assert [path.name for path in written] == ["overview.svg", "overview-dark.svg", "results.svg", "results-dark.svg"]
@@ -31,7 +34,8 @@ def test_figures_are_written_from_kept_records(tmp_path, monkeypatch):
     assert {"Bach chorales: path", "Soprano", "Bass"} <= {*found}
     assert "Bach chorales: pope" not in found, "it is not among those to compare"
     assert "Bach chorales: nope" not in found, "it has too few seeds"
-    assert [text for text in texts(results) if text in ("rope", "pope", "path", "nope")] == ["path", "pope", "rope"]
+    assert [text for text in texts(results) if text in ("rope", "pope", "path", "nope")] == ["path", "rope"]
+    assert "other models" in texts(results)
 
 
 def test_committed_figures_show_every_domain():

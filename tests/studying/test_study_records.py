@@ -60,13 +60,35 @@ def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(n
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_page_is_a_sheet_with_one_figure_besides_its_details(name):
+def test_a_page_has_one_figure_and_few_lines_besides_its_details(name):
     page = (REPOSITORY / "studies" / name / "README.md").read_text()
     shown = re.sub("<details.*?</details>", "", page, flags=re.DOTALL)
     assert sum(len(textwrap.wrap(line, 120)) for line in shown.splitlines()) <= 55
     assert len(re.findall(r"^!\[", shown, re.MULTILINE)) == 1
     assert "**What would change the answer.**" in shown
     assert re.search(r"\d runs, about [\d,]+ minutes? of training on ", shown)
+
+
+def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypatch):
+    (tmp_path / "study.yaml").write_text("question: Why?\nruns: [experiment=debug]\n")
+    for encoding in ("rope", "pope", "path"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+
+    def page():
+        summary.write_summary(tmp_path)
+        return (tmp_path / "README.md").read_text().partition("<details")
+
+    shown, _, details = page()
+    assert "| rope |" in shown
+    assert "| rope |" not in details
+    assert "Shown: the" not in shown
+    monkeypatch.setattr(summary, "MOST_ROWS", 2)
+    monkeypatch.setattr(summary, "MOST_DRAWN", 1)
+    shown, _, details = page()
+    assert "| rope |" not in shown
+    assert "| rope |" in details
+    assert "Shown: the 1 lowest of 2 differences." in shown
 
 
 def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
