@@ -114,7 +114,8 @@ def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, capt
     figure.set_layout_engine("none")  # one layout for both files
     write_svg(figure, stem.with_name(stem.name + ".svg"))
     figure.set_dpi(150)
-    FigureCanvasAgg(figure).print_png(stem.with_name(stem.name + ".png"))  # savefig would draw everything twice
+    canvas, fast = FigureCanvasAgg(figure), {"compress_level": 3}  # savefig would draw everything twice
+    canvas.print_png(stem.with_name(stem.name + ".png"), pil_kwargs=fast)
     write_csv(stem.with_name(stem.name + ".csv"), rows)
     return Plot(stem, title, caption)
 

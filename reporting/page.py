@@ -28,6 +28,7 @@ class Section:
         slug: anchor of the section.
         description: a line below the title; may be empty.
         findings: what a plot shows, as text for readers who do not see it, by the name of the plot's file.
+        sampled: a sentence about the models that the samples are of; empty if they are of all.
     """
 
     slug: str
@@ -37,6 +38,7 @@ class Section:
     plots: Sequence[Plot]
     samples: Sequence[Sample]
     findings: Mapping[str, str] = field(default_factory=dict)
+    sampled: str = ""
 
 
 def write_page(

@@ -7,11 +7,12 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.checked_files import DAMAGE, why
+from ..core.cores import on_all_cores
 from ..core.errors import UserError
 from ..core.hidden import hidden
 from ..core.legend_records import legends_of
@@ -44,6 +45,7 @@ from .study import (
 )
 
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
+TOGETHER = 100  # runs; fewer are read sooner than a process for them starts
 
 
 def read_study(folders: Sequence[Path]) -> Study:
@@ -52,7 +54,8 @@ def read_study(folders: Sequence[Path]) -> Study:
     Raises:
         UserError: a folder does not exist, or no folder contains a run.
     """
-    runs, troubles, seen, lists, broken, packed = [], [], set(), {}, {}, {}
+    places: list[tuple[AnyPath, Listed] | Trouble] = []
+    troubles, seen, lists, broken, packed = [], set(), {}, {}, {}
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; set runs=DIRECTORY or task.directories=[DIRECTORY,...]")
@@ -76,12 +79,14 @@ def read_study(folders: Sequence[Path]) -> Study:
             seen.add(resolved)
             if not resolved.is_relative_to(folder.resolve()):
                 reason = f"a link that leads out of {folder}: add its target to task.directories"
-                troubles.append(Trouble(str(path), REFUSED, reason))
+                places.append(Trouble(str(path), REFUSED, reason))
                 continue
             if _study_of(resolved, {*lists, *broken}) in broken:  # its family of tests is unknown
                 continue
-            found = _read(path, _listed(_study_of(resolved, lists), lists))
-            (troubles if isinstance(found, Trouble) else runs).append(found)
+            places.append((path, _listed(_study_of(resolved, lists), lists)))
+    read = _read_all(places)
+    runs = [each for each in read if isinstance(each, Run)]
+    troubles += [each for each in read if isinstance(each, Trouble)]
     listed = {place: absent(place, [run for run in runs if run.listed.place == place]) for place in lists}
     troubles += broken.values()
     if not runs and not troubles:
@@ -149,8 +154,36 @@ def _packed(folder: Path) -> tuple[list[PackedPath], list[Trouble]]:
     return found, troubles
 
 
-def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
-    """The run at `path`, or why it is left out."""
+def _read_all(places: Sequence[tuple[AnyPath, Listed] | Trouble]) -> list[Run | Trouble]:
+    """The runs at `places`, or why they are left out, with those troubles that `places` already has."""
+    paths = [each[0] for each in places if not isinstance(each, Trouble)]
+    chunks = [paths[at : at + TOGETHER] for at in range(0, len(paths), TOGETHER)]
+    contents = chain.from_iterable(on_all_cores(lambda chunk: [*map(_read, chunk)], chunks))
+    found: list[Run | Trouble] = []
+    for each in places:
+        if isinstance(each, Trouble):
+            found.append(each)
+        elif isinstance(content := next(contents), Trouble):
+            found.append(content)
+        else:
+            (path, listed), (config, manifest, facts, records, baselines, curve) = each, content
+            found.append(Run(RunDirectory(path, config), manifest, facts, records, baselines, curve, listed))
+    return found
+
+
+class Content(NamedTuple):
+    """What a `Run` holds, except where it is: a process would return all files of a packed study with its path."""
+
+    config: Mapping
+    manifest: Mapping
+    facts: Mapping[str, Any]
+    records: Mapping[str, Records]
+    baselines: Mapping[str, Mapping[str, Records]]
+    curve: Sequence[Mapping[str, float]]
+
+
+def _read(path: AnyPath) -> Content | Trouble:
+    """The content of the run at `path`, or why it is left out."""
     try:
         directory = RunDirectory.open(path)
         refuse_problems(directory.config, lenient=True)
@@ -178,7 +211,7 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
             "store.sha256": manifest["store"]["sha256"],
             "store.units": manifest["store"]["units"],
         }
-        return Run(directory, manifest, facts, records, baselines, _curve(directory), listed)
+        return Content(directory.config, manifest, facts, records, baselines, _curve(directory))
     except StrangeFileError as error:
         return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
     except UserError as error:

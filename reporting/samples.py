@@ -15,8 +15,8 @@ from ..domains import pianoroll
 from ..session.trust import located
 from .study import Contestant
 
-RATE = 22050  # Hz
-LONGEST = 60  # seconds of sound
+RATE = 16000  # Hz
+LONGEST = 30  # seconds of sound
 BASES = 1200
 LETTERS = 4000
 FILES = 4  # per contestant

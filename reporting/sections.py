@@ -13,7 +13,7 @@ from .baselines import baselines_of
 from .differences import difference_table
 from .drawing import Plot
 from .forest import forest_plot
-from .legible import legible, noted, references_of
+from .legible import legible, noted, references_of, which
 from .lengths import files_table, lengths_of, names_of, split_table
 from .mechanisms import portrait_plots
 from .page import Section
@@ -139,10 +139,11 @@ class Sections:
             shown.append(metrics_table(measured, comparison.measures, title, slug))
             if few := {model: rows for model, rows in measured.items() if model in styles}:
                 drawn.append(drift_plot(few, comparison.measures, styles, folder / slug, f"{title}, by position"))
-        samples = distinct(chain.from_iterable(map(samples_of, comparison.contestants)))
+        samples = distinct(chain.from_iterable(map(samples_of, pictured.contestants)))
+        of = "" if pictured is comparison else which(len(pictured.contestants), len(comparison.contestants))
         description = self._legend.get(comparison.name, "")
         return Section(
-            comparison.slug, comparison.name, description, _present(shown), _present(drawn), samples, findings
+            comparison.slug, comparison.name, description, _present(shown), _present(drawn), samples, findings, of
         )
 
 

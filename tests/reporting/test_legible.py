@@ -73,6 +73,16 @@ def test_report_has_all_models_in_tables_and_says_what_plots_leave_out(crowd, re
     assert "xpos" in (out / "plots" / "jsb-test-cost.csv").read_text()
 
 
+def test_the_page_shows_samples_of_the_models_in_its_plots(crowd, report):
+    for run in read_study([crowd]).runs:
+        (run.path / "samples" / "sample.txt").write_text(f"by {run.encoding}, seed {run.seed}")
+    out, _ = report()
+    page = (out / "index.html").read_text()
+    assert {name for name in ENCODINGS if f"by {name}, seed 0" in page} == {"rope", *OTHERS[: MOST - 1]}
+    samples = page.partition("<h3>Samples</h3>")[2]
+    assert f"Shown: the reference and the lowest losses, {MOST} of {len(ENCODINGS)} models." in samples
+
+
 def test_models_of_a_cost_plot_have_different_styles_if_another_comparison_shows_others(
     tmp_path, report, crowd, monkeypatch
 ):

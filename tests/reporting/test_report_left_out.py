@@ -9,6 +9,8 @@ import pytest
 import yaml
 from report_support import BETTER, DELTA, make_run, mechanisms, records, report_task, rows_of, undrawn  # noqa: F401
 
+from bearings.core import cores
+from bearings.reporting import reading
 from bearings.reporting.planned import absent
 from bearings.reporting.reading import read_study
 
@@ -88,6 +90,24 @@ def test_runs_left_out_are_listed_with_the_reason(tmp_path, reason):
     assert f"{found.state}: {found.why}".replace(f"{spoilt}/", "").startswith(reason)
     assert (missing.state, missing.place) == ("missing", "jsb: pope, seed 0")
     assert len(study.runs) == 5
+
+
+def test_runs_are_read_alike_by_several_processes(tmp_path, monkeypatch):
+    for encoding in ("rope", "pope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path / "runs", encoding, seed)
+    next((tmp_path / "runs").rglob("*-s1/manifest.json")).write_text("{")
+
+    def read():
+        study = read_study([tmp_path / "runs"])
+        runs = [(run.path, run.config, run.manifest, run.facts, run.curve, run.listed) for run in study.runs]
+        return runs, [vars(trouble) for trouble in study.troubles]
+
+    alone = read()
+    assert list(map(len, alone)) == [5, 2]  # the damaged run, and that its seed is missing
+    monkeypatch.setattr(reading, "TOGETHER", 1)
+    monkeypatch.setattr(cores, "cores", lambda: 2)
+    assert read() == alone
 
 
 def test_runs_left_out_are_in_every_output(tmp_path, report):

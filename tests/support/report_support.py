@@ -158,7 +158,7 @@ def undrawn(monkeypatch):
     """Plots are empty files, for tests of what a report says: drawing takes most of its time."""
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
     monkeypatch.setattr(FigureCanvasSVG, "print_svg", lambda self, file, **options: file.write("<svg>"))
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path: path.touch())
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path, **options: path.touch())
 
 
 @pytest.fixture(name="report")
