@@ -26,7 +26,7 @@ def plot(source: Path, target: Path) -> None:
     figure = Figure(figsize=(3.2 + 3.6 * len(widths), 7.6), layout="constrained")
     panels = figure.subplots(2, len(widths), sharex=True, sharey="row", squeeze=False)
     names, handles = list(dict.fromkeys(row["name"] for row in rows)), {}
-    styles = styles_of([{row["encoding"] for row in rows}])
+    (styles,) = styles_of([{row["encoding"] for row in rows}])
     for column, width in enumerate(widths):
         for axes, (key, title) in zip(panels[:, column], PASSES.items(), strict=True):
             for number, name in enumerate(names):

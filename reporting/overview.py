@@ -86,7 +86,7 @@ def results(found: Sequence[Score], titles: Mapping[str, str], named: Collection
     """
     figure = Figure(figsize=(9.2, 2 * 2.5), layout="constrained")
     panels = figure.subplots(2, (len(titles) + 1) // 2, squeeze=False).flat
-    styles, marked = styles_of([{*named}]), {}
+    (styles,), marked = styles_of([{*named}]), {}
     for axes, (domain, title) in zip(panels, titles.items(), strict=False):
         here = [score for score in found if score.comparison.domain == domain]
         above = draw_cost(axes, cost_rows(here), styles)

@@ -48,17 +48,29 @@ DRAWN = 300  # points of a curve; the CSV has all of them
 WINDOW = 20  # a running median covers 1/20 of a curve
 
 
-def styles_of(together: Sequence[Set[str]]) -> dict[str, dict]:
-    """A line style for each model's label, distinct within each set of labels in `together`.
+def styles_of(together: Sequence[Set[str]]) -> list[dict[str, dict]]:
+    """For each set of models' labels in `together`, a line style for each label, distinct within the set.
 
-    The first label of each encoding in STYLED has the style of the encoding.
+    A label has the same style in all sets if there are enough styles for that. The first label of each encoding in
+    STYLED has the style of the encoding.
     """
     every = sorted(set().union(*together))
     first = {label.partition(",")[0]: label for label in reversed(every)}
-    found = {first[encoding]: i for i, encoding in enumerate(STYLED) if encoding in first}
+    fixed = {first[encoding]: i for i, encoding in enumerate(STYLED) if encoding in first}
+    found = {**fixed}
     for number, label in enumerate(label for label in every if label not in found):
         taken = {found[other] for labels in together if label in labels for other in labels & found.keys()}
         found[label] = next((i for i in range(len(STYLES)) if i not in taken), number % len(STYLES))
+    return [_distinct(found, labels, fixed.keys()) for labels in together]
+
+
+def _distinct(preferred: Mapping[str, int], labels: Set[str], fixed: Set[str]) -> dict[str, dict]:
+    """The preferred style of each label, or one that no label prefers if it is taken. Those in `fixed` keep theirs."""
+    spare = iter({*range(len(STYLES))} - {preferred[label] for label in labels})
+    found: dict[str, int] = {}
+    for label in sorted(labels, key=lambda label: (label not in fixed, label)):
+        wanted = preferred[label]
+        found[label] = wanted if wanted not in found.values() else next(spare, wanted)
     return {label: STYLES[i] for label, i in found.items()}
 
 
@@ -180,8 +192,8 @@ def lengths_plot(
         references: models that are always shown, if there are too many for one plot.
     """
     found = legible_lengths(every, references)
-    if len(found) < len(every):
-        styles = styles_of([found.keys()])
+    if not found.keys() <= styles.keys():
+        (styles,) = styles_of([found.keys()])
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}

@@ -1,6 +1,6 @@
 """What a report shows: a section of tables, plots and samples for each comparison, and one for all together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -70,7 +70,9 @@ class Sections:
 
     def _section(self, number: int | None) -> Section:
         """The section of a comparison, or the overview if `number` is None."""
-        return self._overview() if number is None else self._compared(self._comparisons[number], self._pictured[number])
+        if number is None:
+            return self._overview()
+        return self._compared(self._comparisons[number], self._pictured[number], self._styles[number])
 
     def _overview(self) -> Section:
         baselines = {key: each for key, (each, _) in self._baselines.items()}
@@ -85,9 +87,8 @@ class Sections:
             findings[table.slug] = ranking.finding
         return Section("across", "Overview", "", tables, _present(drawn), [], findings)
 
-    def _compared(self, comparison: Comparison, pictured: Comparison) -> Section:
-        styles, folder = self._styles, self._folder
-        named = {label: styles[label] for label in pictured.labels}  # other comparisons may show other models
+    def _compared(self, comparison: Comparison, pictured: Comparison, styles: Mapping[str, dict]) -> Section:
+        folder = self._folder
         references = references_of(comparison, self._found)
         shown: list[Table | None] = []
         drawn: list[Plot | None] = []
@@ -103,7 +104,7 @@ class Sections:
             drawn.append(forest_plot(here, stem, f"{comparison.name}, {split} split: differences"))
             findings[stem.name] = " ".join(answer.sentence for answer in answers(here, self._reference))
             stem, title = folder / f"{comparison.slug}-{split}-cost", f"{comparison.name}, {split} split: cost"
-            drawn.append(plots.cost_plot(here, named, stem, title))
+            drawn.append(plots.cost_plot(here, styles, stem, title))
             findings[stem.name] = costs(here)
             if measured := lengths_of(comparison, split):
                 shown.append(table := split_table(comparison, split, measured))

@@ -100,7 +100,7 @@ def _plots(
     number = largest(study)
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
-    styles = plots.styles_of([shown.labels])
+    (styles,) = plots.styles_of([shown.labels])
     yield "differences.svg", forest_plot(found, folder / "across-forest", "Differences", percent=True, most=MOST_DRAWN)
     yield "take-off.svg", noted(take_off_plot(shown, styles, folder), shown, whole)
     if lengths:
