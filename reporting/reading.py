@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -156,34 +156,27 @@ def _packed(folder: Path) -> tuple[list[PackedPath], list[Trouble]]:
 
 def _read_all(places: Sequence[tuple[AnyPath, Listed] | Trouble]) -> list[Run | Trouble]:
     """The runs at `places`, or why they are left out, with those troubles that `places` already has."""
-    paths = [each[0] for each in places if not isinstance(each, Trouble)]
-    chunks = [paths[at : at + TOGETHER] for at in range(0, len(paths), TOGETHER)]
-    contents = chain.from_iterable(on_all_cores(lambda chunk: [*map(_read, chunk)], chunks))
+    asked = [each for each in places if not isinstance(each, Trouble)]
+    chunks = [asked[at : at + TOGETHER] for at in range(0, len(asked), TOGETHER)]
+    read = chain.from_iterable(on_all_cores(lambda chunk: [_unpacked(_read(*each)) for each in chunk], chunks))
     found: list[Run | Trouble] = []
     for each in places:
-        if isinstance(each, Trouble):
-            found.append(each)
-        elif isinstance(content := next(contents), Trouble):
-            found.append(content)
-        else:
-            (path, listed), (config, manifest, facts, records, baselines, curve) = each, content
-            found.append(Run(RunDirectory(path, config), manifest, facts, records, baselines, curve, listed))
+        what = each if isinstance(each, Trouble) else next(read)
+        if isinstance(what, Run) and not isinstance(each, Trouble):
+            what = replace(what, directory=RunDirectory(each[0], what.config))
+        found.append(what)
     return found
 
 
-class Content(NamedTuple):
-    """What a `Run` holds, except where it is: a process would return all files of a packed study with its path."""
-
-    config: Mapping
-    manifest: Mapping
-    facts: Mapping[str, Any]
-    records: Mapping[str, Records]
-    baselines: Mapping[str, Mapping[str, Records]]
-    curve: Sequence[Mapping[str, float]]
+def _unpacked(found: Run | Trouble) -> Run | Trouble:
+    """`found` at an ordinary path, because a process would return all files of a packed study with every run of it."""
+    if isinstance(found, Trouble):
+        return found
+    return replace(found, directory=RunDirectory(Path(str(found.path)), found.config))
 
 
-def _read(path: AnyPath) -> Content | Trouble:
-    """The content of the run at `path`, or why it is left out."""
+def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
+    """The run at `path`, or why it is left out."""
     try:
         directory = RunDirectory.open(path)
         refuse_problems(directory.config, lenient=True)
@@ -211,7 +204,7 @@ def _read(path: AnyPath) -> Content | Trouble:
             "store.sha256": manifest["store"]["sha256"],
             "store.units": manifest["store"]["units"],
         }
-        return Content(directory.config, manifest, facts, records, baselines, _curve(directory))
+        return Run(directory, manifest, facts, records, baselines, _curve(directory), listed)
     except StrangeFileError as error:
         return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
     except UserError as error:
