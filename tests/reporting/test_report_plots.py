@@ -4,7 +4,6 @@ import base64
 import csv
 import math
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pretty_midi
@@ -17,19 +16,16 @@ from report_support import (  # noqa: F401
     make_run,
     mechanisms,
     report_task,
-    rows_of,
     sample_metrics,
     write_rows,
 )
 
 from bearings.core import cores
 from bearings.core.legends import Elements, Legend
-from bearings.kernels.stretching import Form
 from bearings.lightning_modules.conversion import STAGES
 from bearings.reporting import forest, plots
 from bearings.reporting.drawing import STYLED
 from bearings.reporting.forest import edge_of, lowest
-from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
@@ -200,37 +196,6 @@ def test_losses_of_a_conversion_are_not_diagnostics_of_the_encoding(tmp_path, re
         assert {row["quantity"] for row in csv.DictReader(file)} == {"delta_frozen_share"}
 
 
-def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
-    for seed, worse in ((0, 0.5), (1, 0.005), (2, 0.5)):
-        make_run(tmp_path / "runs", "rope", seed)
-        lengths(make_run(tmp_path / "runs", "pope", seed), worse=worse, forms=("none", "yarn", "longrope-3fa9c1"))
-    (run,) = (tmp_path / "runs").glob("jsb/pope/*-s0")
-    (run / "extrapolation" / "books-3fa9c1.csv").write_bytes((run / "extrapolation" / "test.csv").read_bytes())
-    folder, _ = report()
-    assert "pope,none,1,2.0" in (folder / "tables" / "jsb-books-3fa9c1-lengths.csv").read_text()
-    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        plain, yarn, longrope = csv.DictReader(file)
-    assert longrope["stretch"] == "longrope-3fa9c1"
-    assert plots.FORMS.keys() == {"none", *get_args(Form)}
-    assert (plain["model"], plain["stretch"], plain["seeds"], plain["fails"]) == ("pope", "none", "3", "64, never")
-    assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
-    assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
-    assert float(plain["at_128"]) == pytest.approx(2 * (1 + (0.5 + 0.005 + 0.5) / 3))
-    text = (folder / "report.md").read_text()
-    assert "Trained at 32." in text
-    assert "half of the context before them: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in text
-
-
-def test_stretch_that_a_seed_lacks_is_left_out_and_named(tmp_path, report):
-    for seed, forms in enumerate((("none", "yarn", "ntk"), ("none", "ntk"), ("none", "interpolation", "ntk"))):
-        lengths(make_run(tmp_path / "runs", "rope", seed), forms=forms)
-    folder, _ = report()
-    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        assert [row["stretch"] for row in csv.DictReader(file)] == ["none", "ntk"]
-    line = "Left out because task=extrapolate has not scored every seed: rope, yarn; rope, interpolation."
-    assert line in (folder / "report.md").read_text()
-
-
 def test_samples_are_compared_with_the_test_split(tmp_path, report):
     sample_metrics(make_run(tmp_path / "runs", "rope", 0), 2.0)
     for seed in (0, 1, 2):
@@ -274,41 +239,6 @@ def test_numbers_outside_the_axis_overlap_nothing(tmp_path, report, monkeypatch)
         place, inside, whole = text.get_window_extent(), axes.get_window_extent(), drawn[name].bbox
         assert inside.x1 < place.x0 < place.x1 <= whole.x1
         assert inside.y0 < place.y0 < place.y1 < inside.y1
-
-
-def test_failure_point_uses_contexts_of_every_seed_and_names_the_others(tmp_path, report):
-    for seed, contexts in enumerate(((8, 16, 32, 48, 128), (8, 32, 64, 128), (8, 16, 32, 64, 128))):
-        lengths(make_run(tmp_path / "runs", "rope", seed), contexts=contexts)
-    folder, _ = report()
-    with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
-        plain, yarn = csv.DictReader(file)
-    assert [key for key in plain if key.startswith("at_")] == ["at_8", "at_32", "at_128"]
-    assert (plain["fails"], yarn["fails"]) == ("128", "never")
-    line = "not scored every seed: rope, none in contexts of 16, 48, 64; rope, yarn in contexts of 48, 64."
-    assert line in (folder / "report.md").read_text()
-
-
-def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(tmp_path):
-    for encoding, contexts in (("rope", (16, 32)), ("pope", (16, 32, 64, 128)), ("nope", (16, 32, 64))):
-        lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, worse=0, forms=("none",))
-    found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
-    table = lengths_table(found, "")
-    assert {row["model"]: row["fails"] for row in table.rows} == {
-        **{"rope": "not up to 32", "nope": "not up to 64", "pope": "never"}
-    }
-    assert [row["model"] for row in table.rows if row.get("rise")] == ["pope"]
-    assert holding(table) == "Models whose loss never rises, without extensions (1 of 3): pope."
-    assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
-
-
-def test_positions_of_all_models_are_drawn_in_one_context(tmp_path, report):
-    for encoding, contexts in (("rope", (32, 64, 128, 256)), ("pope", (32, 64, 128))):
-        lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, forms=("none",))
-    folder, _ = report()
-    with open(folder / "plots" / "jsb-test-lengths.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["quantity"] == "tokens before"]
-    assert {(row["model"], row["context"]) for row in rows} == {("rope", "128"), ("pope", "128")}
-    assert "context of 128" in (folder / "plots" / "jsb-test-lengths.svg").read_text()
 
 
 def test_report_is_deterministic(tmp_path, report):
@@ -362,28 +292,6 @@ def test_an_encoding_has_the_same_style_whatever_it_is_compared_with():
     for labels in ({"path", "pope", "rope"}, {"alibi", "rope"}, {"fox, window=8", "pope", "pope, window=8"}):
         (styles,) = plots.styles_of([labels])
         assert all(styles[label] == every[label.partition(",")[0]] for label in labels - {"alibi", "pope, window=8"})
-
-
-def test_models_of_other_lengths_are_measured_from_their_own(tmp_path, report):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "study.yaml").write_text("compare: [data.length]\nruns: [encoding=rope]\n")
-    for trained, contexts in ((32, (16, 32, 64, 256)), (64, (64, 128, 256))):
-        for seed in (0, 1, 2):
-            path = make_run(tmp_path / "runs", "rope", seed, f"data.length={trained}")
-            lengths(path, trained, contexts, forms=("none",))
-            columns = ("low", "high", "elements", "plain", "unrotated", "removed")
-            mechanisms(path, "bands", columns, [(1, 4, 8, 2.0, 2.1, 2.2), (16, 64, 8, 2.0, 2.1, 2.2)])
-    folder, _ = report()
-    rows = rows_of(folder / "tables" / "jsb-test-lengths.csv")
-    assert {name: row["fails"] for name, row in rows.items()} == {"rope, length=32": "64", "rope, length=64": "128"}
-    assert {row["rise"] for row in rows.values()} == {"'+50.0 (+50.0 to +50.0)"}
-    notes = (folder / "tables" / "jsb-test-lengths.md").read_text()
-    assert "more than 32 or 64 tokens before them, the model's trained length." in notes
-    assert "Trained at 32 or 64." in notes
-    for plot in ("jsb-test-lengths", "jsb-bands"):
-        drawn = (folder / "plots" / f"{plot}.svg").read_text()
-        assert "trained: 32" in drawn
-        assert "trained: 64" in drawn
 
 
 def test_pareto_front_has_the_models_that_no_cheaper_model_matches():
