@@ -46,6 +46,7 @@ from .study import (
 
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 TOGETHER = 100  # runs; fewer are read sooner than a process for them starts
+DOCUMENTS = ("documents", "clusters", "tokens", "units")  # fields of records that all runs of a comparison share
 
 
 def read_study(folders: Sequence[Path]) -> Study:
@@ -68,6 +69,7 @@ def read_study(folders: Sequence[Path]) -> Study:
             except UserError as error:
                 reason = str(error).removeprefix(str(place / LIST)).strip(" ,:")
                 broken[place] = Trouble(str(place / LIST), "unreadable", f"{reason}; the study's runs are left out")
+    entries = {place: _listed(place, lists) for place in (None, *lists)}
     for folder in folders:
         inside, damaged = _packed(folder)
         troubles += damaged
@@ -83,7 +85,7 @@ def read_study(folders: Sequence[Path]) -> Study:
                 continue
             if _study_of(resolved, {*lists, *broken}) in broken:  # its family of tests is unknown
                 continue
-            places.append((path, _listed(_study_of(resolved, lists), lists)))
+            places.append((path, entries[_study_of(resolved, lists)]))
     read = _read_all(places)
     runs = [each for each in read if isinstance(each, Run)]
     troubles += [each for each in read if isinstance(each, Trouble)]
@@ -106,9 +108,9 @@ def read_study(folders: Sequence[Path]) -> Study:
     tested = [each.any_run for comparison in comparisons for each in comparison.chosen if each.testable]
     unmade = {}
     for place in (place for place, absents in listed.items() if absents):
-        own, entries = [run for run in tested if run.listed.place == place], _listed(place, lists)
+        own, here = [run for run in tested if run.listed.place == place], entries[place]
         # Settings among which a study chooses, or under which it repeats a test, do not make another model.
-        same = {RATE, *entries.searched, *entries.variants} - {*entries.compare}
+        same = {RATE, *here.searched, *here.variants} - {*here.compare}
         unmade[place] = unmade_models(place, own, same)
     return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade)
 
@@ -157,8 +159,8 @@ def _packed(folder: Path) -> tuple[list[PackedPath], list[Trouble]]:
 def _read_all(places: Sequence[tuple[AnyPath, Listed] | Trouble]) -> list[Run | Trouble]:
     """The runs at `places`, or why they are left out, with those troubles that `places` already has."""
     asked = [each for each in places if not isinstance(each, Trouble)]
-    chunks = [asked[at : at + TOGETHER] for at in range(0, len(asked), TOGETHER)]
-    read = chain.from_iterable(on_all_cores(lambda chunk: [_unpacked(_read(*each)) for each in chunk], chunks))
+    begins = range(0, len(asked), TOGETHER)  # not the runs, because all records of a study would be sent with them
+    read = chain(*on_all_cores(lambda begin: _read_together(asked[begin : begin + TOGETHER]), begins))
     found: list[Run | Trouble] = []
     for each in places:
         what = each if isinstance(each, Trouble) else next(read)
@@ -168,11 +170,26 @@ def _read_all(places: Sequence[tuple[AnyPath, Listed] | Trouble]) -> list[Run | 
     return found
 
 
-def _unpacked(found: Run | Trouble) -> Run | Trouble:
-    """`found` at an ordinary path, because a process would return all files of a packed study with every run of it."""
-    if isinstance(found, Trouble):
-        return found
-    return replace(found, directory=RunDirectory(Path(str(found.path)), found.config))
+def _read_together(places: Sequence[tuple[AnyPath, Listed]]) -> list[Run | Trouble]:
+    """What is at `places`, in a form that a process returns quickly.
+
+    Runs are at ordinary paths, because all files of a packed study would be returned with every run of it. They share
+    arrays that are equal, as the names of the documents are.
+    """
+    found, arrays = [_read(*each) for each in places], dict[tuple, np.ndarray]()
+    for place, run in enumerate(found):
+        if isinstance(run, Run):
+            directory = RunDirectory(Path(str(run.path)), run.config)
+            records = {split: _sharing(each, arrays) for split, each in run.records.items()}
+            found[place] = replace(run, directory=directory, records=records)
+    return found
+
+
+def _sharing(records: Records, arrays: dict[tuple, np.ndarray]) -> Records:
+    """`records` with those of `arrays` that equal its own; its other arrays are added."""
+    own = {name: getattr(records, name) for name in DOCUMENTS}
+    keys = {name: (array.dtype.str, array.shape, array.tobytes()) for name, array in own.items()}
+    return replace(records, **{name: arrays.setdefault(keys[name], array) for name, array in own.items()})
 
 
 def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
@@ -349,7 +366,7 @@ def _other_documents(run: Run, first: Run) -> str | None:
     """The first split whose documents differ from those of `first`; None if all agree."""
     for split, records in run.records.items():
         theirs = first.records[split]
-        for name in ("documents", "clusters", "tokens", "units"):
+        for name in DOCUMENTS:
             if not np.array_equal(getattr(records, name), getattr(theirs, name)):
                 return split
     return None
