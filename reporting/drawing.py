@@ -1,4 +1,4 @@
-"""How every plot is drawn and written: one style, SVG for light and dark pages, PNG, and the CSV with its numbers."""
+"""How every plot is drawn and written: one style, SVG for light and dark pages, and the CSV with its numbers."""
 
 import io
 import textwrap
@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -64,7 +63,7 @@ styled = rc_context(STYLE)  # decorates functions that draw
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot that was written: `stem` plus .svg, .png and .csv; `title` and `caption` describe what it shows."""
+    """A plot that was written: `stem` plus .svg and .csv; `title` and `caption` describe what it shows."""
 
     stem: Path
     title: str
@@ -108,14 +107,11 @@ def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:
 
 
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
-    """Write the figure as SVG and PNG, and `rows` as the CSV of its numbers."""
+    """Write the figure as SVG, and `rows` as the CSV of its numbers."""
     if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)
-    figure.set_layout_engine("none")  # one layout for both files
+        layout.execute(figure)  # as a bitmap, because SVG measures texts slowly
+        figure.set_layout_engine("none")
     write_svg(figure, stem.with_name(stem.name + ".svg"))
-    figure.set_dpi(150)
-    canvas, fast = FigureCanvasAgg(figure), {"compress_level": 3}  # savefig would draw everything twice
-    canvas.print_png(stem.with_name(stem.name + ".png"), pil_kwargs=fast)
     write_csv(stem.with_name(stem.name + ".csv"), rows)
     return Plot(stem, title, caption)
 

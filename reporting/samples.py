@@ -16,10 +16,11 @@ from ..session.trust import located
 from .study import Contestant
 
 RATE = 16000  # Hz
-LONGEST = 30  # seconds of sound
+LONGEST = 20  # seconds of sound
 BASES = 1200
 LETTERS = 4000
-FILES = 4  # per contestant
+FILES = 4  # of one model
+TOGETHER = 8  # of the models of a comparison, each of which has at least one
 LARGEST = 16 << 20  # bytes per file
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml"}  # next to a MIDI file, they show the same music
 PROMPT = "prompt"  # NAME-prompt holds the prompt that NAME-0, NAME-1, ... continue
@@ -64,8 +65,8 @@ class Sample:
         return "Underlined: wrong answers." if "wrong" in kinds else ""
 
 
-def samples_of(contestant: Contestant) -> list[Sample]:
-    """The first samples of the lowest seed that has any."""
+def samples_of(contestant: Contestant, most: int = FILES) -> list[Sample]:
+    """The first samples, at most `most`, of the lowest seed that has any."""
     for seed in sorted(contestant.runs):
         run = contestant.runs[seed]
         files = sorted(path for path in (run.path / "samples").glob("*") if path.is_file())
@@ -74,7 +75,7 @@ def samples_of(contestant: Contestant) -> list[Sample]:
         files = [path for path in files if not path.stem.endswith(f"-{PROMPT}")]
         if files:
             domain = run.config["domain"]["_target_"]
-            return [_sample(f"{contestant.label}, seed {seed}", path, domain) for path in files[:FILES]]
+            return [_sample(f"{contestant.label}, seed {seed}", path, domain) for path in files[:most]]
     return []
 
 

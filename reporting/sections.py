@@ -22,7 +22,7 @@ from .remarks import comparison_notes, costs, counted_verdicts, failures, valida
 from .runs import runs_table
 from .sample_drift import drift_plot
 from .sample_metrics import metrics_of, metrics_table
-from .samples import distinct, samples_of
+from .samples import FILES, TOGETHER, distinct, samples_of
 from .score_tables import across_table, domain_table, subsets_table
 from .scores import Score
 from .study import Comparison, Study, file_name
@@ -30,6 +30,8 @@ from .tables import Table
 from .take_off import take_off_plot, take_off_table
 from .variants import variants_of, variants_table
 from .zero_shot import zero_shot_tables
+
+MOST_ACROSS = 100  # differences in the plot of all comparisons; the table has all of them
 
 
 class Sections:
@@ -76,9 +78,8 @@ class Sections:
 
     def _overview(self) -> Section:
         baselines = {key: each for key, (each, _) in self._baselines.items()}
-        forest = forest_plot(
-            self._found, self._folder / "across-forest", "Differences of all comparisons", percent=True
-        )
+        stem, title = self._folder / "across-forest", "Differences of all comparisons"
+        forest = forest_plot(self._found, stem, title, percent=True, most=MOST_ACROSS)
         tables, drawn = [across_table(self._found, baselines)], [forest]
         findings = {"across-forest": counted_verdicts(self._found)}
         if ranking := ranking_of(self._found):
@@ -140,7 +141,8 @@ class Sections:
             shown.append(metrics_table(measured, comparison.measures, title, slug))
             if few := {model: rows for model, rows in measured.items() if model in styles}:
                 drawn.append(drift_plot(few, comparison.measures, styles, folder / slug, f"{title}, by position"))
-        samples = distinct(chain.from_iterable(map(samples_of, pictured.contestants)))
+        most = max(1, min(FILES, TOGETHER // len(pictured.contestants)))
+        samples = distinct(chain.from_iterable(samples_of(each, most) for each in pictured.contestants))
         of = "" if pictured is comparison else which(len(pictured.contestants), len(comparison.contestants))
         description = self._legend.get(comparison.name, "")
         return Section(

@@ -34,7 +34,7 @@ from bearings.reporting.scores import scores
 QUANTILES = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
 
 
-def test_every_plot_has_svg_png_and_csv(tmp_path, report):
+def test_every_plot_has_svg_and_csv(tmp_path, report):
     delta = np.linspace(-2 * math.pi - 1, 0.5, 32)
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
@@ -61,7 +61,7 @@ def test_every_plot_has_svg_png_and_csv(tmp_path, report):
     measured |= {"jsb-positions", "jsb-distinction", "jsb-bands"}
     assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
     for stem in stems:
-        assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".png", ".csv"}
+        assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".csv"}
     with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
         (row,) = (
             row
@@ -122,7 +122,7 @@ def test_portraits_of_a_user_s_encoding_are_drawn(tmp_path, report):
     folder, _ = report()
     for name in ("slope", "angle"):
         assert {path.name for path in folder.glob(f"plots/*{name}*")} == {
-            f"jsb-{name}-rope.{kind}" for kind in ("csv", "png", "svg")
+            f"jsb-{name}-rope.{kind}" for kind in ("csv", "svg")
         }
     text = (folder / "report.md").read_text()
     assert "slope of rope. How scores fall of seed 0, in a few documents" in text

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 from conftest import composed
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
@@ -158,7 +157,6 @@ def undrawn(monkeypatch):
     """Plots are empty files, for tests of what a report says: drawing takes most of its time."""
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda self, figure: None)
     monkeypatch.setattr(FigureCanvasSVG, "print_svg", lambda self, file, **options: file.write("<svg>"))
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path, **options: path.touch())
 
 
 @pytest.fixture(name="report")
