@@ -53,8 +53,13 @@ class Contestant:
         return self.any_run.encoding
 
     def called(self, name: str) -> bool:
-        """Whether `name` is its encoding or its label, as of a study's `reference`."""
-        return name in (self.encoding, self.label)
+        """Whether `name` is its encoding or its label, as of a study's `reference`.
+
+        A label leaves out settings in which the runs so far do not differ; `name` may have them.
+        """
+        encoding, *settings = name.split(", ")
+        has_them = bool(settings) and {*settings} <= {*settings_of(self.any_run.facts)}
+        return name in (self.encoding, self.label) or (encoding == self.encoding and has_them)
 
     @property
     def controls(self) -> list[str]:

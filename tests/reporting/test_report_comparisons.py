@@ -317,3 +317,16 @@ def test_speeds_of_shared_devices_are_not_shown(tmp_path, report):
     folder, _ = report()
     assert {row["tokens_per_s"] for row in rows_of(folder / "tables" / "jsb-test.csv").values()} == {""}
     assert "Tokens/s are not shown" in (folder / "report.md").read_text()
+
+
+def test_a_reference_may_have_settings_in_which_the_runs_so_far_do_not_differ(tmp_path):
+    """As in studies/indirect_indexing_survival, before the runs with other batch sizes."""
+    for implementation in ("torch", "triton"):
+        make_run(tmp_path / "runs", "rope", 0, f"encoding.implementation={implementation}")
+    found = {each.label: each for each in read_study([tmp_path / "runs"]).comparisons[0].contestants}
+    rate = found["rope, implementation=torch"].value("optimizer.learning_rate")
+    named = f"rope, implementation=torch, learning_rate={rate}"
+    assert [label for label, each in found.items() if each.called(named)] == ["rope, implementation=torch"]
+    assert not any(each.called("rope, implementation=auto") for each in found.values())
+    assert not any(each.called(named.replace("rope", "pope")) for each in found.values())
+    assert all(each.called("rope") for each in found.values())
