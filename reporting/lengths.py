@@ -19,6 +19,7 @@ from .tables import Row, Table
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
 PLAIN = "none"  # the frequencies used in training
+MOST_CHANGES = 12  # models whose changes a sentence lists
 FOLDED = 30  # rows above which the page shows only the title of the table
 TOLERANCE = 0.01  # a model fails where nats/token exceed those at the trained length by more than this share
 
@@ -134,11 +135,22 @@ def _rise(changes: Sequence[float]) -> str:
 
 
 def holding(table: Table) -> str:
-    """The sentence about the models in a `lengths_table` that never fail without extensions."""
+    """Which models in a `lengths_table` never fail without extensions and, of few models, how their loss changes."""
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
     held = [parenthesised(row["model"]) for row in rows if row["fails"] == "never"]
     counted = f"{len(held)} of {len(rows)}"
-    return f"Models whose loss never rises, without extensions ({counted}): {', '.join(held) or 'none'}."
+    sentence = f"Models whose loss never rises, without extensions ({counted}): {', '.join(held) or 'none'}."
+    changes = [f"{parenthesised(row['model'])} {_with_unit(row['rise'])}" for row in rows if "rise" in row]
+    if not changes or len(rows) > MOST_CHANGES:
+        return sentence
+    longest = max(int(key.removeprefix("at_")) for row in rows for key in row if key.startswith("at_"))
+    return f"{sentence} Change of the loss at {longest:,} tokens: {', '.join(changes)}."
+
+
+def _with_unit(rise: str) -> str:
+    """A change from `_rise` with the sign for per cent, before its interval."""
+    mean, _, interval = rise.partition(" ")
+    return f"{mean} % {interval}".rstrip()
 
 
 def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:

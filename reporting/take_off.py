@@ -10,9 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from .drawing import Plot, legend_above, styled, wrapped, write_plot
+from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
-from .study import Comparison, Contestant
+from .study import Comparison, Contestant, parenthesised
 from .tables import Row, Table, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
@@ -105,6 +106,7 @@ def take_off_table(comparison: Comparison, reference: str) -> Table | None:
         rows.append(
             {
                 "model": contestant.label,
+                "against": None if against is None else against.label,
                 "seeds": len(mine.steps),
                 "reached": f"{mine.reached.sum()} of {len(mine.steps)}",
                 "median": NEVER if mine.median is None else f"{mine.median:,}",
@@ -131,6 +133,27 @@ def take_off_table(comparison: Comparison, reference: str) -> Table | None:
         "models of the comparison.",
     ]
     return Table(f"{comparison.slug}-take-off", f"{comparison.name}: take-off", columns, rows, notes)
+
+
+def take_off_sentence(table: Table) -> str | None:
+    """The results of the tests in a `take_off_table`; None if nothing was tested."""
+    models = [row["model"] for row in table.rows]
+    decided, undecided = [], []
+    for row in table.rows:
+        if (p := row.get("holm_p")) is None:
+            continue
+        here, there = models.index(row["model"]), models.index(row["against"])
+        model, reference, other = parenthesised(row["model"]), parenthesised(row["against"]), table.rows[there]
+        steps = f"median step {row['median']} against {other['median']}"
+        seen = f"{row['reached']} seeds against {other['reached']}, {steps}, adjusted p {p_value(p)}"
+        if p < ALPHA:
+            decided.append(f"{model} is {'earlier' if here < there else 'later'} than {reference} ({seen})")
+        else:
+            undecided.append(f"{model} against {reference} is undecided ({seen})")
+    if len(undecided) > 1:
+        least = min(row["holm_p"] for row in table.rows if (row.get("holm_p") or 0.0) >= ALPHA)
+        undecided = [f"{len(undecided)} are not decided (adjusted p at least {p_value(least)})"]
+    return f"Take-off: {'; '.join([*decided, *undecided])}" if decided or undecided else None
 
 
 @styled

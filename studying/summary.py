@@ -31,7 +31,7 @@ from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign, write_csv
-from ..reporting.take_off import take_off_plot, take_off_table
+from ..reporting.take_off import take_off_plot, take_off_sentence, take_off_table
 from ..reporting.zero_shot import zero_shot_tables
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_of, reference_of
@@ -149,6 +149,7 @@ def _page(
     several = len(given := answers(found, outcome.reference)) > 1
     clauses = [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses]
     clauses += [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths]
+    clauses += [sentence for each in study.comparisons if (sentence := _take_off(each, outcome.reference, several))]
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
     for table in claims:
         counted = Counter(row["verdict"] for row in table.rows).most_common()
@@ -224,6 +225,13 @@ def _files(folder: Path, searched: bool) -> list[str]:
         f"- `python main.py task=study study={name}`: train the missing runs\n"
         f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples",
     ]
+
+
+def _take_off(comparison: Comparison, reference: str, named: bool) -> str | None:
+    """The results of the tests of take-off, with the name of the comparison if `named`; None without such tests."""
+    table = take_off_table(comparison, reference) if len(comparison.contestants) <= MOST else None
+    sentence = None if table is None else take_off_sentence(table)
+    return f"{comparison.name}: {sentence}" if sentence and named else sentence
 
 
 def _lengths(comparison: Comparison, measured: Measured) -> Table:

@@ -1,6 +1,7 @@
 """Context lengths in reports: the tables, where a model fails, and which contexts are compared."""
 
 import csv
+import re
 from typing import get_args
 
 import pytest
@@ -55,6 +56,16 @@ def test_failure_point_uses_contexts_of_every_seed_and_names_the_others(tmp_path
     assert line in (folder / "report.md").read_text()
 
 
+def test_changes_of_few_models_have_their_intervals_over_seeds(tmp_path):
+    for seed in range(3):
+        lengths(make_run(tmp_path / "runs", "rope", seed), worse=0.1 * seed, forms=("none",))
+    found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
+    (row,) = lengths_table(found, "").rows
+    mean, _, interval = row["rise"].partition(" ")
+    assert re.fullmatch(r"\([+-][\d.]+ to \+[\d.]+\)", interval)
+    assert holding(lengths_table(found, "")).endswith(f" tokens: rope {mean} % {interval}.")
+
+
 def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(tmp_path):
     for encoding, contexts in (("rope", (16, 32)), ("pope", (16, 32, 64, 128)), ("nope", (16, 32, 64))):
         lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, worse=0, forms=("none",))
@@ -64,7 +75,8 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
         **{"rope": "not up to 32", "nope": "not up to 64", "pope": "never"}
     }
     assert [row["model"] for row in table.rows if row.get("rise")] == ["pope"]
-    assert holding(table) == "Models whose loss never rises, without extensions (1 of 3): pope."
+    held = "Models whose loss never rises, without extensions (1 of 3): pope."
+    assert holding(table) == f"{held} Change of the loss at 128 tokens: pope 0.0 %."
     assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
 
 

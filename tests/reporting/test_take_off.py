@@ -7,7 +7,8 @@ import pytest
 from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
-from bearings.reporting.take_off import TakeOff, log_rank_p
+from bearings.reporting.tables import Table
+from bearings.reporting.take_off import TakeOff, log_rank_p, take_off_sentence
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -93,6 +94,27 @@ def test_table_and_plot_of_a_report(tmp_path, report):
     assert (folder / "plots" / "flip_flop-take-off.svg").exists()
     with open(folder / "plots" / "flip_flop-take-off.csv") as file:
         assert "pope,20,66.6" in file.read()
+
+
+def rows_with(*facts):
+    return [dict(zip(("model", "against", "reached", "median", "holm_p"), each, strict=True)) for each in facts]
+
+
+def test_sentence_names_who_takes_off_earlier_and_counts_what_is_not_decided():
+    rope = ("rope", None, "5 of 5", "700", None)
+    table = Table("", "", {}, rows_with(("path, width=2", "rope", "5 of 5", "200", 0.016), rope), [])
+    earlier = "path (width=2) is earlier than rope (5 of 5 seeds against 5 of 5, median step 200 against 700, "
+    assert take_off_sentence(table) == f"Take-off: {earlier}adjusted p 0.016)"
+    later = ("nope", "rope", "0 of 5", "not reached", 0.008)
+    undecided = [("fox", "rope", "5 of 5", "800", 0.4), ("pope", "rope", "5 of 5", "900", 1.0)]
+    found = take_off_sentence(Table("", "", {}, rows_with(rope, *undecided, later), []))
+    assert found is not None
+    assert found.startswith("Take-off: nope is later than rope (0 of 5 seeds against 5 of 5, median step not reached")
+    assert found.endswith("; 2 are not decided (adjusted p at least 0.400)")
+    one = take_off_sentence(Table("", "", {}, rows_with(rope, undecided[0]), []))
+    assert one is not None
+    assert one.startswith("Take-off: fox against rope is undecided (5 of 5 seeds against 5 of 5, median step 800")
+    assert take_off_sentence(Table("", "", {}, rows_with(rope), [])) is None
 
 
 def test_without_take_off_there_is_no_table(tmp_path, report):
