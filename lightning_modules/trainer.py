@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..core import launcher
+from ..core.words import plural
 from .options import TrainerOptions
 
 
@@ -21,14 +22,20 @@ class TrainerSettings:
         device: the device of this process.
 
     Raises:
-        ValueError: see `TrainerOptions`; a GPU or CUDA graphs are required but not available; there are fewer devices;
-            or `context_parallel` does not divide their number.
+        ValueError: see `TrainerOptions`; CUDA does not start on the GPUs; a GPU or CUDA graphs are required but not
+            available; there are fewer devices; or `context_parallel` does not divide their number.
     """
 
     def __init__(self, **options: Any):
         given = TrainerOptions(**options)
         accelerator, devices, precision = given.accelerator, given.devices, given.precision
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        visible = torch.cuda.device_count()  # according to the driver, even if CUDA cannot use them
+        gpus = visible if torch.cuda.is_available() else 0
+        if accelerator != "cpu" and visible and not gpus:
+            raise ValueError(
+                f"accelerator={accelerator}: CUDA fails to start on the {plural(visible, 'visible GPU')}: check the "
+                "driver and `nvidia-smi`, or use accelerator=cpu"
+            )
         if accelerator == "gpu" and not gpus:
             raise ValueError("accelerator=gpu: no CUDA GPU is visible; use accelerator=auto or accelerator=cpu")
         cuda = accelerator != "cpu" and gpus > 0

@@ -217,6 +217,16 @@ def test_graphs_are_refused_where_they_cannot_be(monkeypatch, wrong):
         TrainerSettings(cuda_graphs=True, **wrong)
 
 
+@pytest.mark.parametrize("accelerator", ["auto", "gpu"])
+def test_gpus_that_cuda_cannot_use_are_refused_rather_than_replaced_by_the_cpu(monkeypatch, accelerator):
+    """As of a driver that is too old, or of a GPU that hangs."""
+    for name, value in {"is_available": False, "device_count": 2}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    with pytest.raises(ValueError, match=f"^accelerator={accelerator}: CUDA fails to start on the 2 visible GPUs: "):
+        TrainerSettings(accelerator=accelerator)
+    assert TrainerSettings(accelerator="cpu").device.type == "cpu"
+
+
 LARGE = "model.width=1024", "model.layers=24"
 
 
