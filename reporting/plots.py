@@ -195,7 +195,7 @@ def lengths_plot(
     if not found.keys() <= styles.keys():
         (styles,) = styles_of([found.keys()])
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    axes, rows, longest = figure.subplots(1, 2, sharey=True), [], longest_context(found)
+    axes, rows, longest = figure.subplots(1, 2), [], longest_context(found)
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
     for model, seeds in found.items():
         for form in forms_of_all(seeds):
@@ -218,11 +218,9 @@ def lengths_plot(
                     row = {"model": model, "stretch": form, "quantity": quantity, "context": under, "tokens": place}
                     row |= {"mean": float(mean), "least": float(least), "most": float(most), "seeds": len(seeds)}
                     rows.append(row)
-    # A model that fails far beyond the others must not flatten them into a line.
-    middle = [row["mean"] for row in rows if row["stretch"] == "none"]
-    least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
-    top = min(most, 2.5 * float(np.median(middle)))
-    axes[0].set_ylim(least - 0.05 * (top - least), top + 0.05 * (top - least))
+    for plot, quantity in zip(axes, ("context", "tokens before"), strict=True):
+        if here := [row for row in rows if row["quantity"] == quantity]:
+            plot.set_ylim(_limits(here))
     trained = trained_lengths(found)
     seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
     for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
@@ -231,7 +229,8 @@ def lengths_plot(
     axes[0].set_ylabel("nats/token")
     perplexities = axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9))))
     perplexities.set_ylabel("perplexity")
-    wide = top - least > np.log(20)  # equal steps of the perplexity would then crowd at the top
+    low, high = axes[1].get_ylim()
+    wide = high - low > np.log(20)  # equal steps of the perplexity would then crowd at the top
     perplexities.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(5))
     perplexities.yaxis.set_major_formatter("{x:g}")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
@@ -243,6 +242,14 @@ def lengths_plot(
     if len(found) < len(every):
         caption = f"{caption} {which(len(found), len(every))}"
     return write_plot(figure, stem, rows, title, caption)
+
+
+def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+    """The limits of a panel of `lengths_plot`: a model that fails far beyond the others must not flatten them."""
+    middle = [row["mean"] for row in rows if row["stretch"] == "none"]
+    least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
+    top = min(most, 2.5 * float(np.median(middle)))
+    return least - 0.05 * (top - least), top + 0.05 * (top - least)
 
 
 @styled
