@@ -304,7 +304,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         map(Comparison, domains, numbered(slugs), facts, different, contestants),
         key=lambda comparison: (comparison.title, comparison.slug),
     )
-    names = numbered([comparison.domain for comparison in comparisons])
+    names = numbered([comparison.full_name or comparison.domain for comparison in comparisons])
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
 
 

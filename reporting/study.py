@@ -19,6 +19,7 @@ from .statistics import FEWEST_SEEDS
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
+MOST_IN_NAME = 2  # settings
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -152,7 +153,7 @@ class Comparison:
         facts: everything that all runs share, by dotted key, and all values of a setting that another comparison has
             among its facts.
         different: the facts that few of the domain's comparisons share, by dotted key.
-        name: short name, unique within a study, such as "jsb-2".
+        name: short name, unique within a study, such as "jsb (length=256)" or "jsb-2".
     """
 
     domain: str
@@ -170,6 +171,14 @@ class Comparison:
         name = self.domain if len(shown) == len(self.different) and len(pairs) <= MOST_SETTINGS else self.slug
         settings = ", ".join(pairs[:MOST_SETTINGS]) + (", …" if len(pairs) > MOST_SETTINGS else "")
         return f"{name}: {settings}" if pairs else name
+
+    @property
+    def full_name(self) -> str | None:
+        """The domain and everything that is different; None if that is long."""
+        pairs = settings_of(self.different)
+        if len(pairs) > MOST_IN_NAME or any("sha256" in key for key in self.different):
+            return None
+        return f"{self.domain} ({', '.join(pairs)})" if pairs else self.domain
 
     @property
     def any_run(self) -> Run:
@@ -329,7 +338,7 @@ class Study:
         return {place: file.read_text(errors="replace") for place, file in files.items() if file.is_file()}
 
     def legend(self) -> dict[str, str]:
-        """How each comparison differs from the first of its domain: a line by name, none for the first ones."""
+        """How each comparison differs from the first of its domain: a line by name, none if both names say it."""
         first: dict[str, Comparison] = {}
         lines = {}
         for here in self.comparisons:
@@ -344,7 +353,7 @@ class Study:
                 # Settings of a domain that determine its tokens are facts twice.
                 if not (key.startswith("content.") and changes.get(key.replace("content.", "domain.", 1)) == change)
             ]
-            if shown:
+            if shown and not all(each.name == each.full_name for each in (here, other)):
                 lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(shown)}"
         return lines
 

@@ -75,11 +75,12 @@ def test_claims_about_several_comparisons_name_them(folder):
     (one,) = rows(folder, claim)
     for encoding in ("rope", "pope"):
         make_run(folder / "runs", encoding, 0, "trainer.steps=40")
-    assert [row["domain"] for row in rows(folder, claim)] == [one["domain"], "jsb-2"]
+    assert one["domain"] == "jsb"
+    assert [row["domain"] for row in rows(folder, claim)] == ["jsb (steps=20)", "jsb (steps=40)"]
     write_summary(folder)
     page = (folder / "README.md").read_text()
-    assert "| PoPE is better | jsb | -0.0" in page
-    assert "| PoPE is better | jsb-2 | -0.0" in page
+    assert "| PoPE is better | jsb (steps=20) | -0.0" in page
+    assert "| PoPE is better | jsb (steps=40) | -0.0" in page
 
 
 def test_verdicts():
