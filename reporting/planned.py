@@ -41,10 +41,12 @@ KEYS = (
     "published",
     "claims",
     "reference",
+    "outcome",
     "margin",
     "variants",
     "compare",
 )
+OUTCOMES = ("scores", "lengths", "take-off")
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
 NO_RECORD = f"listed in {LIST}, but there is no record"
@@ -64,10 +66,10 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     Its `runs` are lines in the form that `python main.py -m` takes, highest priority first. `search` is a line with
     options of `task=tune`, which chooses further settings of the runs. `then` has lines for tasks that follow.
     `published` has results of others by split and encoding, `claims` what they conclude. `reference` is the encoding,
-    or the model of the tables, to compare with, and `margin` the margin of equivalence in nats/token. `variants` has
-    setting keys under which one hypothesis is tested repeatedly, and `compare` those whose values are compared as
-    encodings are. `question` and `would_change`, what would change the answer, are text. Keys without
-    a value are ignored.
+    or the model of the tables, to compare with, and `margin` the margin of equivalence in nats/token. `outcome`, one of
+    OUTCOMES, is what the study's page begins with. `variants` has setting keys under which one hypothesis is tested
+    repeatedly, and `compare` those whose values are compared as encodings are. `question` and `would_change`, what
+    would change the answer, are text. Keys without a value are ignored.
 
     Raises:
         UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; `variants` or
@@ -98,6 +100,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
         for key in ("question", "would_change", "search", "reference"):
             if not isinstance(found.get(key, ""), str):
                 raise TypeError(f"{key} must be text")
+        if (outcome := found.get("outcome", OUTCOMES[0])) not in OUTCOMES:
+            raise TypeError(f"outcome: {outcome} must be one of {', '.join(OUTCOMES)}")
         if not (type(margin := found.get("margin", 1.0)) in (int, float) and 0 < margin < math.inf):
             raise TypeError(f"margin: {margin} must be a number of nats/token above 0")
         if "published" in found:

@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from ..core.errors import UserError
@@ -23,7 +23,7 @@ from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
 from ..reporting.packed import RUNS
-from ..reporting.planned import LIST, TUNED, read_list
+from ..reporting.planned import LIST, OUTCOMES, TUNED, read_list
 from ..reporting.power import needed_sentence
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
@@ -41,6 +41,7 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
 KEPT = 2  # of PLOTS, the first that a study has: one on its page and one in the details
+FIGURES = dict(zip(OUTCOMES, ("differences.svg", "lengths.svg", "take-off.svg"), strict=True))
 MOST_DRAWN = 12  # differences in the plot of a page
 MOST_ROWS = 8  # of the table; a longer one is in the details
 MODEL = {
@@ -82,6 +83,8 @@ def write_summary(folder: Path) -> Outcome:
     with tempfile.TemporaryDirectory() as place:
         possible = _plots(study, found, measured, Path(place))
         drawn = dict(islice(((name, plot) for name, plot in possible if plot is not None), KEPT))
+        first = FIGURES[read_list(folder).get("outcome", OUTCOMES[0])]
+        drawn = dict(sorted(drawn.items(), key=lambda item: item[0] != first))
         for name in PLOTS:
             (folder / name).unlink(missing_ok=True)
         for name, plot in drawn.items():
@@ -147,9 +150,12 @@ def _page(
     question = textwrap.fill(listed.get("question", ""), 120)
     lengths = [_lengths(*each) for each in zip(study.comparisons, measured, strict=True) if each[1]]
     several = len(given := answers(found, outcome.reference)) > 1
-    clauses = [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses]
-    clauses += [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths]
-    clauses += [sentence for each in study.comparisons if (sentence := _take_off(each, outcome.reference, several))]
+    sentences = {
+        "scores": [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses],
+        "lengths": [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths],
+        "take-off": [each for here in study.comparisons if (each := _take_off(here, outcome.reference, several))],
+    }
+    clauses = [*sentences.pop(listed.get("outcome", OUTCOMES[0])), *chain(*sentences.values())]
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
     for table in claims:
         counted = Counter(row["verdict"] for row in table.rows).most_common()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 from pretrained_support import folder_with_tokenizer
-from report_support import DELTA, make_run, mechanisms, report_task, undrawn  # noqa: F401
+from report_support import DELTA, lengths, make_run, mechanisms, report_task, undrawn  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
@@ -92,6 +92,25 @@ def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypat
     assert "Shown: the 1 lowest of 2 differences." in shown
 
 
+@pytest.mark.parametrize(("outcome", "figure"), summary.FIGURES.items())
+def test_a_page_begins_with_the_outcome_of_the_study(tmp_path, outcome, figure):
+    (tmp_path / "study.yaml").write_text(f"question: Why?\noutcome: {outcome}\nruns: [experiment=debug]\n")
+    of_task = {"domain": "flip_flop", "units": ("answer",)} if outcome == "take-off" else {}
+    for encoding, right in (("rope", 0.5), ("pope", 1.0)):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed, **of_task, **({"correct": right} if of_task else {}))
+            if of_task:
+                (path / "metrics.csv").write_text(f"step,train_nll,valid_nll,valid_accuracy\n10,1,1,{right}\n")
+            else:
+                lengths(path)
+    summary.write_summary(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    first = page[page.index("\n- ") :].splitlines()[1]
+    begins = {"scores": "- pope ", "lengths": "- Models whose loss never rises", "take-off": "- Take-off: pope "}
+    assert first.startswith(begins[outcome])
+    assert page[page.index("![") :].partition("](")[2].startswith(figure)
+
+
 def test_the_report_of_kept_runs_is_that_of_the_runs(tmp_path, report):
     for encoding in ("rope", "pope"):
         for seed in (0, 1, 2):
@@ -150,6 +169,7 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         ("runs: [seed=0]\ncompare: [precision]\n", "compare: precision must be GROUP.KEY, such as trainer.precision"),
         ("runs: [seed=0]\nquestion: [why]\n", "question must be text"),
         ("runs: [seed=0]\nreference: [rope]\n", "reference must be text"),
+        ("runs: [seed=0]\noutcome: length\n", "outcome: length must be one of scores, lengths, take-off"),
         ("runs: [seed=0]\nmargin: 0\n", "margin: 0 must be a number of nats/token above 0"),
         ("runs: [seed=0]\nmargin: .inf\n", "margin: inf must be a number of nats/token above 0"),
         ("runs: [seed=0]\nmargin: true\n", "margin: True must be a number of nats/token above 0"),
