@@ -162,7 +162,7 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         (
             "runs: [seed=0]\nthan: [task=mechanisms]\n",
             "unknown key than; allowed: question, would_change, search, runs, then, published, claims, reference, "
-            "margin, variants",
+            "outcome, margin, variants",
         ),
         ("runs: [seed=0]\nthen: task=mechanisms\n", "then must be a list of lines"),
         ("runs: [seed=0]\nvariants: model.mlp\n", "variants must be a list of keys"),
