@@ -109,7 +109,7 @@ def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
     """Write the figure as SVG, and `rows` as the CSV of its numbers."""
     if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)  # as a bitmap, because SVG measures texts slowly
+        layout.execute(figure)  # with the renderer of bitmaps, because that of SVG measures texts slowly
         figure.set_layout_engine("none")
     write_svg(figure, stem.with_name(stem.name + ".svg"))
     write_csv(stem.with_name(stem.name + ".csv"), rows)

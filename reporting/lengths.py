@@ -139,7 +139,8 @@ def holding(table: Table) -> str:
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
     held = [parenthesised(row["model"]) for row in rows if row["fails"] == "never"]
     counted = f"{len(held)} of {len(rows)}"
-    sentence = f"Models whose loss never rises, without extensions ({counted}): {', '.join(held) or 'none'}."
+    never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} %, without extensions ({counted})"
+    sentence = f"{never}: {', '.join(held) or 'none'}."
     changes = [f"{parenthesised(row['model'])} {_with_unit(row['rise'])}" for row in rows if "rise" in row]
     if not changes or len(rows) > MOST_CHANGES:
         return sentence

@@ -225,8 +225,7 @@ def lengths_plot(
     seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
     for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
         axis_of_lengths(plot, trained, base=2, above=3)
-        plot.set_xlabel(label)
-    axes[0].set_ylabel("nats/token")
+        plot.set(xlabel=label, ylabel="nats/token")
     perplexities = axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9))))
     perplexities.set_ylabel("perplexity")
     low, high = axes[1].get_ylim()
@@ -237,7 +236,7 @@ def lengths_plot(
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
         "that every model was scored in, by the tokens before them. Band: lowest to highest seed. Hollow markers: "
-        "extended after training (task.stretches). Curves that leave the frame are in the table."
+        "extended after training (task.stretches). Each panel has its own scale; values outside it are in the CSV."
     )
     if len(found) < len(every):
         caption = f"{caption} {which(len(found), len(every))}"
@@ -246,10 +245,11 @@ def lengths_plot(
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
     """The limits of a panel of `lengths_plot`: a model that fails far beyond the others must not flatten them."""
-    middle = [row["mean"] for row in rows if row["stretch"] == "none"]
+    middle = [row["mean"] for row in rows if row["stretch"] == "none"] or [row["mean"] for row in rows]
     least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
     top = min(most, 2.5 * float(np.median(middle)))
-    return least - 0.05 * (top - least), top + 0.05 * (top - least)
+    room = 0.05 * (top - least) or 0.01
+    return least - room, top + room
 
 
 @styled

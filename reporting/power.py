@@ -38,7 +38,7 @@ def needed_sentence(found: Sequence[Score]) -> str | None:
     needed = []
     for score in sorted(found, key=lambda score: score.nats.value):
         if score.verdict == "undecided" and score.difference is not None:
-            name = name_of(score, score.contestant) + f" ({title_of(score)})" * several
+            name = name_of(score, score.contestant) + f" in {title_of(score)}" * several
             needed.append((name, seeds_needed(score.difference, score.tests)))
     if not needed:
         return None

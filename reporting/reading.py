@@ -304,7 +304,10 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         map(Comparison, domains, numbered(slugs), facts, different, contestants),
         key=lambda comparison: (comparison.title, comparison.slug),
     )
-    names = numbered([comparison.full_name or comparison.domain for comparison in comparisons])
+    plain = sorted({comparison.domain for comparison in comparisons})  # names of those without differences
+    long = [comparison.domain for comparison in comparisons if comparison.full_name is None]
+    numbers = iter(numbered([*plain, *long])[len(plain) :])
+    names = numbered([comparison.full_name or next(numbers) for comparison in comparisons])
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
 
 

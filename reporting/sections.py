@@ -47,7 +47,7 @@ class Sections:
     def __init__(
         self, study: Study, found: Sequence[Score], reference: str, margin: float | None, folder: Path, stores: Path
     ):
-        self._comparisons, self._legend = study.comparisons, study.legend()
+        self._study, self._comparisons, self._legend = study, study.comparisons, study.legend()
         self._found, self._reference, self._margin, self._folder = found, reference, margin, folder
         self._pictured = [legible(comparison, found) for comparison in study.comparisons]
         self._styles = plots.styles_of([each.labels for each in self._pictured])
@@ -113,7 +113,7 @@ class Sections:
                 findings[table.slug] = failures(table)
         shown += zero_shot_tables(comparison, self._reference)
         shown.append(runs_table(comparison))
-        shown.append(take_off_table(comparison, self._reference))
+        shown.append(take_off_table(self._study, comparison, self._reference))
         of_few = (
             take_off_plot,
             plots.loss_plot,

@@ -13,6 +13,7 @@ import numpy as np
 from ..core.packed_paths import PackedPath
 from ..domains.base import Measures
 from ..session.overrides import as_typed
+from ..session.run_directory import leaves
 from .finished import MLP, RATE, Listed, Run
 from .statistics import FEWEST_SEEDS
 
@@ -59,8 +60,10 @@ class Contestant:
         A label leaves out settings in which the runs so far do not differ; `name` may have them.
         """
         encoding, *settings = name.split(", ")
-        has_them = bool(settings) and {*settings} <= {*settings_of(self.any_run.facts)}
-        return name in (self.encoding, self.label) or (encoding == self.encoding and has_them)
+        if name in (self.encoding, self.label) or encoding != self.encoding or not settings:
+            return name in (self.encoding, self.label)
+        shown, own = self.label.split(", ")[1:], settings_of(dict(leaves(self.any_run.config)))
+        return {*shown} <= {*settings} <= {*shown, *own}
 
     @property
     def controls(self) -> list[str]:
@@ -328,6 +331,10 @@ class Study:
             for seed in sorted(contestant.runs)
         ]
 
+    def coming(self, comparison: Comparison) -> int:
+        """Number of models that the studies of `comparison` list and that have too few seeds for a test yet."""
+        return sum(self.unmade.get(study, 0) for study in comparison.studies if study is not None)
+
     def manifests(self) -> dict[str, str]:
         """The text of every run's manifest.json, by the run's place, including runs that are not in the tables."""
         places = [
@@ -338,7 +345,7 @@ class Study:
         return {place: file.read_text(errors="replace") for place, file in files.items() if file.is_file()}
 
     def legend(self) -> dict[str, str]:
-        """How each comparison differs from the first of its domain: a line by name, none if both names say it."""
+        """How each comparison differs from the first of its domain: a line by name, unless both names list it all."""
         first: dict[str, Comparison] = {}
         lines = {}
         for here in self.comparisons:

@@ -13,7 +13,7 @@ from .drawing import Plot, legend_above, styled, wrapped, write_plot
 from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
-from .study import Comparison, Contestant, parenthesised
+from .study import Comparison, Contestant, Study, parenthesised
 from .tables import Row, Table, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
@@ -61,6 +61,16 @@ class TakeOff:
         return next((int(step) for step, share in zip(steps, shares, strict=True) if share <= HALF), None)
 
 
+def log_rank_scores(one: TakeOff, other: TakeOff) -> tuple[np.ndarray, np.ndarray]:
+    """Log-rank scores of the seeds of two models, higher for those that take off earlier; all of them sum to 0."""
+    steps, reached = (np.concatenate(pair) for pair in ((one.steps, other.steps), (one.reached, other.reached)))
+    at, place = np.unique(steps, return_inverse=True)
+    waiting = (steps >= at[:, None]).sum(1)
+    hazard = np.cumsum(np.bincount(place, reached, len(at)) / waiting)
+    scores = reached - hazard[place]
+    return scores[: len(one.steps)], scores[len(one.steps) :]
+
+
 def log_rank_p(one: TakeOff, other: TakeOff) -> float | None:
     """Two-sided p of equal take-off: a permutation test of log-rank scores (Peto and Peto, JRSS A 135(2), 1972).
 
@@ -69,13 +79,8 @@ def log_rank_p(one: TakeOff, other: TakeOff) -> float | None:
     """
     if min(len(one.steps), len(other.steps)) < FEWEST_SEEDS:
         return None
-    steps, reached = (np.concatenate(pair) for pair in ((one.steps, other.steps), (one.reached, other.reached)))
-    at, place = np.unique(steps, return_inverse=True)
-    waiting = (steps >= at[:, None]).sum(1)
-    hazard = np.cumsum(np.bincount(place, reached, len(at)) / waiting)
-    scores = reached - hazard[place]
     found = scipy.stats.permutation_test(
-        (scores[: len(one.steps)], scores[len(one.steps) :]),
+        log_rank_scores(one, other),
         lambda mine, theirs, axis: mine.sum(axis).round(DIGITS),
         vectorized=True,
         n_resamples=RESAMPLES,
@@ -92,8 +97,11 @@ def take_offs(comparison: Comparison) -> dict[str, TakeOff]:
     return {label: each for label, each in found.items() if each is not None}
 
 
-def take_off_table(comparison: Comparison, reference: str) -> Table | None:
-    """When each model takes off, first the earliest, and log-rank tests against `reference`; None without any."""
+def take_off_table(study: Study, comparison: Comparison, reference: str) -> Table | None:
+    """When each model takes off, first the earliest, and log-rank tests against `reference`; None without any.
+
+    Models that a study lists and cannot test yet count as tests, so that p-values are not lower while it is unfinished.
+    """
     found = take_offs(comparison)
     if not any(each.reached.any() for each in found.values()):
         return None
@@ -106,7 +114,8 @@ def take_off_table(comparison: Comparison, reference: str) -> Table | None:
         rows.append(
             {
                 "model": contestant.label,
-                "against": None if against is None else against.label,
+                "against": None if against is None or theirs is None else against.label,
+                "earlier": None if theirs is None else bool(log_rank_scores(mine, theirs)[0].sum() > 0),
                 "seeds": len(mine.steps),
                 "reached": f"{mine.reached.sum()} of {len(mine.steps)}",
                 "median": NEVER if mine.median is None else f"{mine.median:,}",
@@ -116,7 +125,8 @@ def take_off_table(comparison: Comparison, reference: str) -> Table | None:
     early = {label: np.sort(np.where(each.reached, each.steps, np.inf)).tolist() for label, each in found.items()}
     rows.sort(key=lambda row: (row["median"] == NEVER, early[row["model"]]))
     tested = [row for row in rows if row["p"] is not None]
-    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+    tests = [*(row["p"] for row in tested), *[1.0] * study.coming(comparison)]
+    for row, p in zip(tested, holm(tests), strict=False):
         row["holm_p"] = p
     columns = {
         "model": ("model", str),
@@ -130,29 +140,28 @@ def take_off_table(comparison: Comparison, reference: str) -> Table | None:
         f"Take-off: the first validation with at least {100 * comparison.half_way:.3g} % right. Median: of the "
         "Kaplan-Meier estimate, in which a seed that has not taken off is censored at its last validation.",
         "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for all "
-        "models of the comparison.",
+        "models of the comparison, and for those that the study still plans.",
     ]
     return Table(f"{comparison.slug}-take-off", f"{comparison.name}: take-off", columns, rows, notes)
 
 
 def take_off_sentence(table: Table) -> str | None:
     """The results of the tests in a `take_off_table`; None if nothing was tested."""
-    models = [row["model"] for row in table.rows]
+    rows = {row["model"]: row for row in table.rows}
     decided, undecided = [], []
     for row in table.rows:
         if (p := row.get("holm_p")) is None:
             continue
-        here, there = models.index(row["model"]), models.index(row["against"])
-        model, reference, other = parenthesised(row["model"]), parenthesised(row["against"]), table.rows[there]
+        other, model, reference = rows[row["against"]], parenthesised(row["model"]), parenthesised(row["against"])
         steps = f"median step {row['median']} against {other['median']}"
         seen = f"{row['reached']} seeds against {other['reached']}, {steps}, adjusted p {p_value(p)}"
         if p < ALPHA:
-            decided.append(f"{model} is {'earlier' if here < there else 'later'} than {reference} ({seen})")
+            decided.append(f"{model} takes off {'earlier' if row['earlier'] else 'later'} than {reference} ({seen})")
         else:
             undecided.append(f"{model} against {reference} is undecided ({seen})")
     if len(undecided) > 1:
         least = min(row["holm_p"] for row in table.rows if (row.get("holm_p") or 0.0) >= ALPHA)
-        undecided = [f"{len(undecided)} are not decided (adjusted p at least {p_value(least)})"]
+        undecided = [f"{len(undecided)} differences are undecided (adjusted p at least {p_value(least)})"]
     return f"Take-off: {'; '.join([*decided, *undecided])}" if decided or undecided else None
 
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -41,7 +41,7 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
 KEPT = 2  # of PLOTS, the first that a study has: one on its page and one in the details
-FIGURES = dict(zip(OUTCOMES, ("differences.svg", "lengths.svg", "take-off.svg"), strict=True))
+FIGURES = {"scores": "differences.svg", "lengths": "lengths.svg", "take-off": "take-off.svg"}  # of each outcome
 MOST_DRAWN = 12  # differences in the plot of a page
 MOST_ROWS = 8  # of the table; a longer one is in the details
 MODEL = {
@@ -81,10 +81,10 @@ def write_summary(folder: Path) -> Outcome:
     measured = measured_of(study)
     outcome = outcome_of(folder, study, found, measured)
     with tempfile.TemporaryDirectory() as place:
-        possible = _plots(study, found, measured, Path(place))
-        drawn = dict(islice(((name, plot) for name, plot in possible if plot is not None), KEPT))
         first = FIGURES[read_list(folder).get("outcome", OUTCOMES[0])]
-        drawn = dict(sorted(drawn.items(), key=lambda item: item[0] != first))
+        possible = sorted(_plots(study, found, measured, Path(place)), key=lambda plot: plot[0] != first)
+        made = ((name, plot) for name, draw in possible if (plot := draw()) is not None)
+        drawn = dict(islice(made, KEPT))
         for name in PLOTS:
             (folder / name).unlink(missing_ok=True)
         for name, plot in drawn.items():
@@ -96,21 +96,30 @@ def write_summary(folder: Path) -> Outcome:
 
 def _plots(
     study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path
-) -> Iterator[tuple[str, Plot | None]]:
-    """The plots in the order of PLOTS, each drawn when it is asked for; those of one comparison show the largest."""
+) -> list[tuple[str, Callable[[], Plot | None]]]:
+    """Names of PLOTS, in their order, with functions that draw them; those of one comparison show the largest."""
     if not study.comparisons:
-        return
+        return []
     number = largest(study)
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
     (styles,) = plots.styles_of([shown.labels])
-    yield "differences.svg", forest_plot(found, folder / "across-forest", "Differences", percent=True, most=MOST_DRAWN)
-    yield "take-off.svg", noted(take_off_plot(shown, styles, folder), shown, whole)
-    if lengths:
-        title, references = f"{shown.name}, {shown.splits[0]} split: other context lengths", references_of(whole, found)
-        yield "lengths.svg", plots.lengths_plot(lengths, styles, folder / "lengths", title, references)
-    yield "loss.svg", noted(plots.loss_plot(shown, styles, folder), shown, whole)
-    yield "attention.svg", noted(attention_plot(shown, styles, folder), shown, whole)
+    title, references = f"{shown.name}, {shown.splits[0]} split: other context lengths", references_of(whole, found)
+
+    def of_shown(draw: Callable[..., Plot | None]) -> Callable[[], Plot | None]:
+        return lambda: noted(draw(shown, styles, folder), shown, whole)
+
+    differences = {"title": "Differences", "percent": True, "most": MOST_DRAWN}
+    return [
+        ("differences.svg", lambda: forest_plot(found, folder / "across-forest", **differences)),
+        ("take-off.svg", of_shown(take_off_plot)),
+        (
+            "lengths.svg",
+            lambda: plots.lengths_plot(lengths, styles, folder / "lengths", title, references) if lengths else None,
+        ),
+        ("loss.svg", of_shown(plots.loss_plot)),
+        ("attention.svg", of_shown(attention_plot)),
+    ]
 
 
 def _results(study: Study) -> list[Row]:
@@ -149,11 +158,13 @@ def _page(
     listed = read_list(folder)
     question = textwrap.fill(listed.get("question", ""), 120)
     lengths = [_lengths(*each) for each in zip(study.comparisons, measured, strict=True) if each[1]]
-    several = len(given := answers(found, outcome.reference)) > 1
+    several, many = len(given := answers(found, outcome.reference)) > 1, len(study.comparisons) > 1
+    take_offs = {here.name: _take_off(study, here, outcome.reference) for here in study.comparisons}
+    told = {name: take_off_sentence(table) for name, table in take_offs.items() if table is not None}
     sentences = {
         "scores": [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses],
         "lengths": [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths],
-        "take-off": [each for here in study.comparisons if (each := _take_off(here, outcome.reference, several))],
+        "take-off": [f"{name}: {sentence}" if many else sentence for name, sentence in told.items() if sentence],
     }
     clauses = [*sentences.pop(listed.get("outcome", OUTCOMES[0])), *chain(*sentences.values())]
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
@@ -178,7 +189,7 @@ def _page(
             f"{' and '.join(devices)}; start-up and scoring are not included."
         )
     details = [table_of(outcome) if len(rows) > MOST_ROWS else "", needed_sentence(found) or "", *others]
-    details += [_section(each) for each in [*lengths, *claims, *_further(study, outcome.reference)]]
+    details += [_section(each) for each in [*lengths, *claims, *_further(study, outcome.reference, take_offs)]]
     if any(details):
         parts += [DETAILS, *details, "</details>"]
     parts += _files(folder, searched="search" in listed)
@@ -233,13 +244,6 @@ def _files(folder: Path, searched: bool) -> list[str]:
     ]
 
 
-def _take_off(comparison: Comparison, reference: str, named: bool) -> str | None:
-    """The results of the tests of take-off, with the name of the comparison if `named`; None without such tests."""
-    table = take_off_table(comparison, reference) if len(comparison.contestants) <= MOST else None
-    sentence = None if table is None else take_off_sentence(table)
-    return f"{comparison.name}: {sentence}" if sentence and named else sentence
-
-
 def _lengths(comparison: Comparison, measured: Measured) -> Table:
     """Loss in other context lengths on the first split."""
     shown = plain(measured) if len(measured) > MOST else measured
@@ -252,13 +256,17 @@ def _best_first(lengths: Table) -> Table:
     return replace(lengths, rows=sorted(lengths.rows, key=lambda row: row.get(longest, math.inf)))
 
 
-def _further(study: Study, reference: str) -> list[Table]:
+def _take_off(study: Study, comparison: Comparison, reference: str) -> Table | None:
+    """The table of take-off of a comparison with few models."""
+    return take_off_table(study, comparison, reference) if len(comparison.contestants) <= MOST else None
+
+
+def _further(study: Study, reference: str, take_offs: Mapping[str, Table | None]) -> list[Table]:
     """Tables of subsets, take-off, zero-shot benchmarks, and files that were scored with other context lengths."""
     tables = []
     for comparison in study.comparisons:
         tables += [subsets_table(comparison, split, reference) for split in comparison.splits]
-        if len(comparison.contestants) <= MOST:
-            tables.append(take_off_table(comparison, reference))
+        tables.append(take_offs[comparison.name])
         tables += zero_shot_tables(comparison, reference)
         for name in names_of(comparison):
             tables.append(_best_first(files_table(comparison, name, lengths_of(comparison, name))))

@@ -11,6 +11,7 @@ from bearings.reporting import plots, sections
 from bearings.reporting.legible import MOST, legible, legible_lengths
 from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.reading import read_study
+from bearings.reporting.samples import FILES
 from bearings.reporting.scores import study_scores
 
 OTHERS = ("pope", "path", "nope", "fox", "alibi", "t5", "kerple_log", "xpos", "p_rope")
@@ -51,7 +52,7 @@ def test_sentence_about_models_that_never_fail(crowd):
     (comparison,) = read_study([crowd]).comparisons
     measured = {**lengths_of(comparison, "test")}
     count = len(ENCODINGS)
-    sentence = "Models whose loss never rises, without extensions"
+    sentence = "Models whose loss never rises by more than 1 %, without extensions"
     assert holding(lengths_table(measured, "")).startswith(f"{sentence} (0 of {count}): none. Change of the loss at ")
     lengths(Path(comparison.contestants[0].runs[0].path), worse=0.0)
     lengths(Path(comparison.contestants[0].runs[1].path), worse=0.0)
@@ -84,6 +85,19 @@ def test_the_page_shows_samples_of_the_models_in_its_plots(crowd, report):
     assert {name for name in ENCODINGS if f"by {name}, seed 0" in page} == {"rope", *OTHERS[: MOST - 1]}
     samples = page.partition("<h3>Samples</h3>")[2]
     assert f"Shown: the reference and the lowest losses, {MOST} of {len(ENCODINGS)} models." in samples
+
+
+def test_a_comparison_shows_few_samples_but_one_of_each_model(tmp_path, report):
+    for encodings, each in ((OTHERS[:2], FILES), (OTHERS[:3], 2), (OTHERS[:MOST], 1)):
+        runs = tmp_path / str(len(encodings)) / "runs"
+        for name in encodings:
+            path = make_run(runs, name, 0)
+            for number in range(6):
+                (path / "samples" / f"sample-{number}.txt").write_text(f"{number} by {name}")
+        folder, _ = report(f"task.directories=[{runs}]")
+        page = (folder / "index.html").read_text()
+        shown = {name: sum(f"{number} by {name}" in page for number in range(6)) for name in encodings}
+        assert shown == dict.fromkeys(encodings, each)
 
 
 def test_models_of_a_cost_plot_have_different_styles_if_another_comparison_shows_others(

@@ -73,4 +73,4 @@ def test_every_comparison_is_in_the_sentence():
     large = simulated(0.01, 5)
     places = [score("pope", large, place=place) for place in ("jsb", "maestro")]
     seeds = seeds_needed(large, 3)
-    assert needed_sentence(places).endswith(f": {seeds} for pope (jsb), {seeds} for pope (maestro).")
+    assert needed_sentence(places).endswith(f": {seeds} for pope in jsb, {seeds} for pope in maestro.")

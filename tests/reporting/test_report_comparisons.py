@@ -14,19 +14,19 @@ from bearings.reporting.reading import numbered, read_study
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
-DIFFERENT = {
-    "other data": ((), {"store": "6" * 64}, ("store.sha256", "555555555555…", "666666666666…")),
-    "another tokenizer": (("domain.tokenizer=pope",), {}, ("domain.tokenizer", "fine", "pope")),
-    "other units": ((), {"units": ("note",)}, ("store.units", '["note", "step"]', '["note"]')),
-    "another length": (("data.length=128",), {}, ("data.length", "64", "128")),
-    "more steps": (("trainer.steps=40",), {}, ("trainer.steps", "20", "40")),
-    "a wider model": (("model.width=64",), {}, ("model.width", "32", "64")),
+DIFFERENT = {  # settings, what a run records, what differs, and whether names say it
+    "other data": ((), {"store": "6" * 64}, ("store.sha256", "555555555555…", "666666666666…"), False),
+    "another tokenizer": (("domain.tokenizer=pope",), {}, ("domain.tokenizer", "fine", "pope"), True),
+    "other units": ((), {"units": ("note",)}, ("store.units", '["note", "step"]', '["note"]'), True),
+    "another length": (("data.length=128",), {}, ("data.length", "64", "128"), True),
+    "more steps": (("trainer.steps=40",), {}, ("trainer.steps", "20", "40"), True),
+    "a wider model": (("model.width=64",), {}, ("model.width", "32", "64"), True),
 }
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_runs_with_other_settings_form_another_comparison(tmp_path, case):
-    overrides, given, named = DIFFERENT[case]
+    overrides, given, named, in_names = DIFFERENT[case]
     for seed in (0, 1, 2):
         make_run(tmp_path / "runs", "rope", seed, domain="maestro")
         make_run(tmp_path / "runs", "pope", seed, domain="maestro")
@@ -34,14 +34,27 @@ def test_runs_with_other_settings_form_another_comparison(tmp_path, case):
     study = read_study([tmp_path / "runs"])
     key, one, other = named
     names = [comparison.name for comparison in study.comparisons]
-    if study.legend():
-        (line,) = study.legend().values()
-        changes = f"{key} {one} (not {other})", f"{key} {other} (not {one})"
-        assert line in [f"{names[1]} differs from {names[0]}: {change}" for change in changes]
-    else:
+    changes = f"{key} {one} (not {other})", f"{key} {other} (not {one})"
+    if in_names:
         assert sorted(names) == sorted(f"maestro ({key.split('.')[-1]}={value})" for value in (one, other))
+        assert not study.legend()
+    else:
+        assert names == ["maestro-2", "maestro-3"]
+        assert list(study.legend().values()) in [[f"maestro-3 differs from maestro-2: {change}"] for change in changes]
     kinds = [sorted(contestant.label for contestant in comparison.contestants) for comparison in study.comparisons]
     assert sorted(kinds) == [["pope"], ["pope", "rope"]]
+
+
+def test_runs_that_are_read_together_share_equal_arrays(tmp_path):
+    """A process returns an array that several runs have only once."""
+    for seed in (0, 1):
+        make_run(tmp_path / "runs", "rope", seed)
+    make_run(tmp_path / "runs", "rope", 0, domain="maestro", units=("note",))
+    jsb, maestro = read_study([tmp_path / "runs"]).comparisons
+    one, other = (run.records["test"] for run in jsb.contestants[0].runs.values())
+    assert one.documents is other.documents
+    assert one.nats is not other.nats
+    assert maestro.any_run.records["test"].units is not one.units
 
 
 def test_settings_of_data_are_listed_once(tmp_path):
@@ -324,13 +337,22 @@ def test_speeds_of_shared_devices_are_not_shown(tmp_path, report):
 
 
 def test_a_reference_may_have_settings_in_which_the_runs_so_far_do_not_differ(tmp_path):
-    """As in studies/indirect_indexing_survival, before the runs with other batch sizes."""
-    for implementation in ("torch", "triton"):
-        make_run(tmp_path / "runs", "rope", 0, f"encoding.implementation={implementation}")
-    found = {each.label: each for each in read_study([tmp_path / "runs"]).comparisons[0].contestants}
-    rate = found["rope, implementation=torch"].value("optimizer.learning_rate")
-    named = f"rope, implementation=torch, learning_rate={rate}"
-    assert [label for label, each in found.items() if each.called(named)] == ["rope, implementation=torch"]
-    assert not any(each.called("rope, implementation=auto") for each in found.values())
-    assert not any(each.called(named.replace("rope", "pope")) for each in found.values())
-    assert all(each.called("rope") for each in found.values())
+    """As in studies/length_wikitext2, before the runs with other settings; `randomise=0` is the default."""
+    for given in ((), ("encoding.randomise=64",)):
+        make_run(tmp_path / "runs", "rope", 0, *given)
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    found = {each.label: each for each in comparison.contestants}
+
+    def called(name):
+        return [label for label, each in found.items() if each.called(name)]
+
+    assert list(found) == ["rope, randomise=0", "rope, randomise=64"]
+    assert called("rope, randomise=0, spacing=1.0") == ["rope, randomise=0"]
+    assert called("rope, randomise=0, spacing=2.0") == []
+    assert called("rope, spacing=1.0") == []  # it does not say which of the two
+    assert called("pope, randomise=0, spacing=1.0") == []
+    assert called("rope") == list(found)
+    make_run(tmp_path / "alone", "rope", 0)
+    (alone,) = read_study([tmp_path / "alone"]).comparisons[0].contestants
+    assert alone.label == "rope"
+    assert alone.called("rope, randomise=0, spacing=1.0")

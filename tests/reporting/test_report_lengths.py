@@ -1,7 +1,6 @@
 """Context lengths in reports: the tables, where a model fails, and which contexts are compared."""
 
 import csv
-import re
 from typing import get_args
 
 import pytest
@@ -60,10 +59,18 @@ def test_changes_of_few_models_have_their_intervals_over_seeds(tmp_path):
     for seed in range(3):
         lengths(make_run(tmp_path / "runs", "rope", seed), worse=0.1 * seed, forms=("none",))
     found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
-    (row,) = lengths_table(found, "").rows
-    mean, _, interval = row["rise"].partition(" ")
-    assert re.fullmatch(r"\([+-][\d.]+ to \+[\d.]+\)", interval)
-    assert holding(lengths_table(found, "")).endswith(f" tokens: rope {mean} % {interval}.")
+    assert holding(lengths_table(found, "")).endswith(
+        " Change of the loss at 128 tokens: rope +10.0 % (-14.8 to +34.8)."
+    )
+
+
+def test_a_model_that_fails_far_beyond_the_others_leaves_only_its_own_panel(tmp_path):
+    rows = [{"stretch": "none", "mean": value, "least": value, "most": value} for value in (1.0, 1.1, 9.0)]
+    low, high = plots._limits(rows)
+    assert low < 1.0
+    assert 2.75 < high < 3.0
+    assert plots._limits(rows[:1]) == pytest.approx((0.99, 1.01))
+    assert plots._limits([{**row, "stretch": "yarn"} for row in rows]) == (low, high)
 
 
 def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(tmp_path):
@@ -75,7 +82,7 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
         **{"rope": "not up to 32", "nope": "not up to 64", "pope": "never"}
     }
     assert [row["model"] for row in table.rows if row.get("rise")] == ["pope"]
-    held = "Models whose loss never rises, without extensions (1 of 3): pope."
+    held = "Models whose loss never rises by more than 1 %, without extensions (1 of 3): pope."
     assert holding(table) == f"{held} Change of the loss at 128 tokens: pope 0.0 %."
     assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
 

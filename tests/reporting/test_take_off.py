@@ -1,14 +1,15 @@
 """Take-off on tasks with right answers: survival curves, medians and log-rank tests."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
-from bearings.reporting.tables import Table
-from bearings.reporting.take_off import TakeOff, log_rank_p, take_off_sentence
+from bearings.reporting.reading import read_study
+from bearings.reporting.take_off import TakeOff, log_rank_p, take_off_sentence, take_off_table
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -96,25 +97,50 @@ def test_table_and_plot_of_a_report(tmp_path, report):
         assert "pope,20,66.6" in file.read()
 
 
-def rows_with(*facts):
-    return [dict(zip(("model", "against", "reached", "median", "holm_p"), each, strict=True)) for each in facts]
+def table_of(tmp_path, unmade=0, **curves):
+    """The table of models whose seeds take off at the given steps, of a study that lists `unmade` further models."""
+    for encoding, steps in curves.items():
+        for seed, step in enumerate(steps):
+            given = {"domain": "flip_flop", "units": ("answer",), "correct": 0.6 if step is None else 1.0}
+            path = make_run(tmp_path / "runs", encoding, seed, **given)
+            rows = [f"{at},1,1,{0.9 if step is not None and at >= step else 0.5}" for at in range(10, 101, 10)]
+            (path / "metrics.csv").write_text("\n".join(["step,train_nll,valid_nll,valid_accuracy", *rows]) + "\n")
+    study = read_study([tmp_path / "runs"])
+    (comparison,) = study.comparisons
+    study = replace(study, unmade={next(iter(comparison.studies)): unmade})
+    return take_off_table(study, comparison, "rope")
 
 
-def test_sentence_names_who_takes_off_earlier_and_counts_what_is_not_decided():
-    rope = ("rope", None, "5 of 5", "700", None)
-    table = Table("", "", {}, rows_with(("path, width=2", "rope", "5 of 5", "200", 0.016), rope), [])
-    earlier = "path (width=2) is earlier than rope (5 of 5 seeds against 5 of 5, median step 200 against 700, "
-    assert take_off_sentence(table) == f"Take-off: {earlier}adjusted p 0.016)"
-    later = ("nope", "rope", "0 of 5", "not reached", 0.008)
-    undecided = [("fox", "rope", "5 of 5", "800", 0.4), ("pope", "rope", "5 of 5", "900", 1.0)]
-    found = take_off_sentence(Table("", "", {}, rows_with(rope, *undecided, later), []))
+def test_sentence_says_who_takes_off_earlier_by_the_statistic_of_the_test(tmp_path):
+    """The earliest seed, whose model comes first in the table, does not decide it."""
+    table = table_of(tmp_path, rope=[20] * 6, path=[10, *[90] * 5])
+    assert [row["model"] for row in table.rows] == ["path", "rope"]
+    seen = "6 of 6 seeds against 6 of 6, median step 90 against 20, adjusted p 0.015"
+    assert take_off_sentence(table) == f"Take-off: path takes off later than rope ({seen})"
+
+
+def test_sentence_counts_what_is_undecided(tmp_path):
+    found = take_off_sentence(
+        table_of(tmp_path, rope=[20] * 5, path=[10] * 5, pope=[20] * 5, nope=[20, 20, 20, 20, 30])
+    )
     assert found is not None
-    assert found.startswith("Take-off: nope is later than rope (0 of 5 seeds against 5 of 5, median step not reached")
-    assert found.endswith("; 2 are not decided (adjusted p at least 0.400)")
-    one = take_off_sentence(Table("", "", {}, rows_with(rope, undecided[0]), []))
-    assert one is not None
-    assert one.startswith("Take-off: fox against rope is undecided (5 of 5 seeds against 5 of 5, median step 800")
-    assert take_off_sentence(Table("", "", {}, rows_with(rope), [])) is None
+    assert found.startswith("Take-off: path takes off earlier than rope (5 of 5 seeds against 5 of 5, median step 10 ")
+    assert found.endswith("; 2 differences are undecided (adjusted p at least 1.000)")
+    assert take_off_sentence(table_of(tmp_path / "alone", rope=[20] * 5)) is None
+
+
+def test_models_that_the_study_still_plans_count_as_tests(tmp_path):
+    tables = []
+    for unmade in (0, 9):
+        folder = tmp_path / str(unmade)
+        folder.mkdir()
+        (folder / "runs").mkdir()
+        (folder / "runs" / "study.yaml").write_text("runs: [encoding=rope]\n")
+        tables.append(table_of(folder, unmade, rope=[20] * 5, path=[10] * 5))
+    done, unfinished = tables
+    assert unfinished.rows[0]["holm_p"] == pytest.approx(10 * done.rows[0]["holm_p"])
+    assert take_off_sentence(done).startswith("Take-off: path takes off earlier than rope (")
+    assert take_off_sentence(unfinished).startswith("Take-off: path against rope is undecided (")
 
 
 def test_without_take_off_there_is_no_table(tmp_path, report):
