@@ -236,7 +236,8 @@ def lengths_plot(
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
         "that every model was scored in, by the tokens before them. Band: lowest to highest seed. Hollow markers: "
-        "extended after training (task.stretches). Each panel has its own scale; values outside it are in the CSV."
+        "extended after training (task.stretches). Each panel has its own scale. Curves that leave the left one are in "
+        "the table."
     )
     if len(found) < len(every):
         caption = f"{caption} {which(len(found), len(every))}"
