@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.words import plural
+from .naming import parenthesised
 from .scores import FEW_SEEDS, Score
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import Contestant, parenthesised
+from .study import Contestant
 from .tables import p_value, with_sign
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one

@@ -13,8 +13,9 @@ from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
 from ..core.words import signed
 from .intervals import seed_interval
+from .naming import file_name, parenthesised
 from .statistics import FEWEST_SEEDS
-from .study import Comparison, file_name, parenthesised
+from .study import Comparison
 from .tables import Row, Table
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")

@@ -11,7 +11,8 @@ from ..core.legend_records import legends_of
 from ..core.legends import Elements, Legend
 from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, write_plot
 from .mechanism_files import QUANTILES, mechanism_of, quantiles_of
-from .study import Comparison, Contestant, file_name
+from .naming import file_name
+from .study import Comparison, Contestant
 
 MOST_HEADS = 1500  # in one plot: Matplotlib draws at most 2^16 pixels
 MOST_NAMED = 36  # heads, each with a label

@@ -30,8 +30,9 @@ from .lengths import (
     nats_by_position,
     trained_lengths,
 )
+from .naming import parenthesised
 from .scores import Score
-from .study import Comparison, parenthesised
+from .study import Comparison
 from .tables import Row
 
 FORMS = {

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .drawing import BLUE, INK, QUIET, TINT, Plot, rows_of_names, styled, write_plot
+from .naming import parenthesised
 from .scores import ALPHA, Score
-from .study import parenthesised
 from .tables import Row, Table
 
 DRAWS = 20_000  # up to this number of orders on all data sets but one, the test is exact

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from ..core.words import plural
 from .answers import LEGEND
 from .finished import COMPILED
+from .naming import parenthesised
 from .score_tables import CLUSTERS
 from .scores import Score
 from .statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import Comparison, parenthesised
+from .study import Comparison
 from .tables import Table
 
 

@@ -8,9 +8,10 @@ import numpy as np
 from ..core.words import plural
 from ..domains.records import Records
 from ..domains.unit_labels import unit_label
+from .naming import parenthesised
 from .scores import Score, scores
 from .statistics import Difference
-from .study import Comparison, parenthesised
+from .study import Comparison
 from .tables import Column, Row, Table, interval, mebibytes, millions, p_value, percentages, with_sign, wrong
 
 BASELINE = "baseline"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .intervals import CONFIDENCE
+from .naming import settings_of
 from .solving import Solving, rates_p, solving
 from .statistics import (
     FEWEST_SEEDS,
@@ -18,7 +19,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing, settings_of
+from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing
 
 ALPHA = 1 - CONFIDENCE
 FEW_SEEDS = "not enough seeds"  # verdict

@@ -16,6 +16,7 @@ from .forest import forest_plot
 from .legible import legible, noted, references_of, which
 from .lengths import files_table, lengths_of, names_of, split_table
 from .mechanisms import portrait_plots
+from .naming import file_name
 from .page import Section
 from .ranking import ranking_of, ranking_plot, ranking_table
 from .remarks import comparison_notes, costs, counted_verdicts, failures, validation_losses
@@ -25,7 +26,7 @@ from .sample_metrics import metrics_of, metrics_table
 from .samples import FILES, TOGETHER, distinct, samples_of
 from .score_tables import across_table, domain_table, subsets_table
 from .scores import Score
-from .study import Comparison, Study, file_name
+from .study import Comparison, Study
 from .tables import Table
 from .take_off import take_off_plot, take_off_table
 from .variants import variants_of, variants_table

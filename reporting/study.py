@@ -1,7 +1,5 @@
 """Comparisons: groups of finished runs that differ only in encoding and seed."""
 
-import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,16 +10,15 @@ import numpy as np
 
 from ..core.packed_paths import PackedPath
 from ..domains.base import Measures
-from ..session.overrides import as_typed
 from ..session.run_directory import leaves
 from .finished import MLP, RATE, Listed, Run
+from .naming import parenthesised, settings_of, short
 from .statistics import FEWEST_SEEDS
 
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 MOST_IN_NAME = 2  # settings
-SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -378,26 +375,3 @@ def unusual(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> d
         for key, value in differing(here, everyone).items()
         if 2 * sum(facts.get(key) == value for facts in everyone) <= len(everyone)
     }
-
-
-def file_name(text: str) -> str:
-    """`text` as part of a file name, shortened to 60 characters."""
-    name = re.sub(r"[^\w=.+]+", "-", text)
-    return name if len(name) <= 60 else f"{name[:53]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
-
-
-def parenthesised(label: str) -> str:
-    """A model's label for use in a sentence, with its settings in parentheses."""
-    encoding, _, settings = label.partition(", ")
-    return f"{encoding} ({settings})" if settings else encoding
-
-
-def settings_of(facts: Mapping[str, Any]) -> list[str]:
-    """Each fact as `NAME=VALUE`, once: settings of a domain that determine its tokens are facts of its content too."""
-    return list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in facts.items()))
-
-
-def short(value: Any) -> str:
-    """A value as short text, in the form a setting is typed."""
-    text = as_typed(value)
-    return f"{text[:12]}…" if SHA256.fullmatch(text) else text if len(text) < 60 else f"{text[:60]}…"

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from .drawing import Plot, legend_above, styled, wrapped, write_plot
+from .naming import parenthesised
 from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
-from .study import Comparison, Contestant, Study, parenthesised
+from .study import Comparison, Contestant, Study
 from .tables import Row, Table, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding

@@ -17,7 +17,7 @@ from ..kernels.stretching import ON_REQUEST, Form, Stretch
 from ..lightning_modules.lengths import contexts_to_try, score_by_position
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
-from ..reporting.study import file_name
+from ..reporting.naming import file_name
 from ..reporting.tables import Row, write_csv
 from ..session.item_files import refuse_unfinished
 from ..session.run_directory import RunDirectory

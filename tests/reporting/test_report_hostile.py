@@ -10,8 +10,9 @@ import pytest
 from report_support import lengths, make_run, mechanisms, report_task, rewritten  # noqa: F401
 
 from bearings.core.legends import Legend
+from bearings.reporting.naming import file_name
 from bearings.reporting.reading import read_study
-from bearings.reporting.study import Trouble, file_name
+from bearings.reporting.study import Trouble
 from bearings.reporting.tables import Table, as_markdown, write_csv
 from bearings.tasks import report as report_module
 
