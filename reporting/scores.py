@@ -19,7 +19,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import MOST_SETTINGS, Comparison, Contestant, Study, differing
+from .study import MOST_SETTINGS, Comparison, Contestant, Study, coming, differing
 
 ALPHA = 1 - CONFIDENCE
 FEW_SEEDS = "not enough seeds"  # verdict
@@ -217,10 +217,10 @@ def adjusted(found: Sequence[Score], unmade: Mapping[Path, int]) -> list[Score]:
     for studies in _joined(found):
         family = [i for i, score in enumerate(found) if not score.part and score.comparison.studies <= studies]
         splits = max(len(found[i].comparison.splits) for i in family)
-        coming = splits * sum(unmade.get(study, 0) for study in studies if study is not None)
+        planned = splits * coming(unmade, studies)
         for name, of in (("holm_equivalence_p", "equivalence_p"), ("holm_p", "p")):
             tested = [i for i in family if getattr(result[i], of) is not None]
-            tests = [*(getattr(result[i], of) for i in tested), *[1.0] * coming]
+            tests = [*(getattr(result[i], of) for i in tested), *[1.0] * planned]
             for i, p in zip(tested, holm(tests), strict=False):
                 result[i] = replace(result[i], **{name: p}, tests=len(tests))
     return result

@@ -328,10 +328,6 @@ class Study:
             for seed in sorted(contestant.runs)
         ]
 
-    def coming(self, comparison: Comparison) -> int:
-        """Number of models that the studies of `comparison` list and that have too few seeds for a test yet."""
-        return sum(self.unmade.get(study, 0) for study in comparison.studies if study is not None)
-
     def manifests(self) -> dict[str, str]:
         """The text of every run's manifest.json, by the run's place, including runs that are not in the tables."""
         places = [
@@ -360,6 +356,11 @@ class Study:
             if shown and not all(each.name == each.full_name for each in (here, other)):
                 lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(shown)}"
         return lines
+
+
+def coming(unmade: Mapping[Path, int], studies: Iterable[Path | None]) -> int:
+    """Number of models that `studies` list and that have too few seeds for a test yet; `unmade` is as in `Study`."""
+    return sum(unmade.get(study, 0) for study in studies if study is not None)
 
 
 def differing(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

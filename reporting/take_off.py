@@ -14,7 +14,7 @@ from .naming import parenthesised
 from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
-from .study import Comparison, Contestant, Study
+from .study import Comparison, Contestant, Study, coming
 from .tables import Row, Table, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
@@ -126,7 +126,7 @@ def take_off_table(study: Study, comparison: Comparison, reference: str) -> Tabl
     early = {label: np.sort(np.where(each.reached, each.steps, np.inf)).tolist() for label, each in found.items()}
     rows.sort(key=lambda row: (row["median"] == NEVER, early[row["model"]]))
     tested = [row for row in rows if row["p"] is not None]
-    tests = [*(row["p"] for row in tested), *[1.0] * study.coming(comparison)]
+    tests = [*(row["p"] for row in tested), *[1.0] * coming(study.unmade, comparison.studies)]
     for row, p in zip(tested, holm(tests), strict=False):
         row["holm_p"] = p
     columns = {
