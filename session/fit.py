@@ -46,6 +46,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     """
     settings, model = session.settings, FittedModel.of(model)
     checkpoint, step, validated_step = last_good_checkpoint(session, run, store.manifest["vocabulary"])
+    if first:
+        run.note_start(step)
     if checkpoint is not None:
         session.console.print(f"resuming after step {step:,} of {settings.steps:,}")
     elif "pretrained" in session.config:

@@ -58,6 +58,7 @@ def _check(manifest: Any) -> None:
     for session in sessions:
         need(isinstance(session.get("device"), str), "sessions.device")
         need(is_count(session.get("ranks", 1)) and is_count(session.get("beside", 0)), "sessions.ranks")
+        need(is_count(session.get("from_step", 0)), "sessions.from_step")
         code = session.get("code")
         need(code is None or (isinstance(code, dict) and {"commit", "dirty"} <= code.keys()), "sessions.code")
         need(all(isinstance(text, str | None) for text in (code or {}).values()), "sessions.code")

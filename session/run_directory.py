@@ -330,6 +330,14 @@ class RunDirectory:
         facts = {"config": written(self.config), "store": dict(store_manifest), "model": dict(model)}
         self.write_manifest(**facts, sessions=sessions, failed=None, files={})
 
+    def note_start(self, step: int) -> None:
+        """Record that the last session trains from `step` on, and drop sessions whose steps are all repeated."""
+        with self._manifest_locked():
+            manifest = self.manifest
+            *earlier, last = manifest["sessions"]
+            kept = [each for each in earlier if each.get("from_step", 0) < step]
+            self._write_facts({**manifest, "sessions": [*kept, {**last, "from_step": step}]})
+
 
 def without_folders(value: Any) -> Any:
     """File names without their folders."""

@@ -49,6 +49,7 @@ def test_an_interrupted_run_repeats_the_uninterrupted_one_bit_for_bit(tmp_path, 
     rows = [(run.path / "metrics.csv").read_text().splitlines() for run in (whole, cut)]
     steps = [[line.split(",")[0] for line in lines] for lines in rows]
     assert steps[0] == steps[1]
+    assert [each["from_step"] for each in cut.manifest["sessions"]] == [0, *(stop + 1 for stop in stops)]
 
 
 @pytest.mark.parametrize("hook", ["on_fit_start", "on_train_batch_end"])
@@ -66,7 +67,9 @@ def test_ctrl_c_handled_by_lightning_is_reported_and_works_again(tmp_path, monke
         with pytest.raises(KeyboardInterrupt):
             go(configured(tmp_path))
     assert signal.getsignal(signal.SIGINT) == before
-    assert "already" not in go(configured(tmp_path))[1]
+    run, text = go(configured(tmp_path))
+    assert "already" not in text
+    assert [each["from_step"] for each in run.manifest["sessions"]] == [0]  # no step of the stopped one is left
 
 
 def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):

@@ -179,6 +179,7 @@ def test_a_baseline_of_other_tokens_is_listed(run):
         ("sessions", [{"device": "a", "code": {"commit": 3, "dirty": None}}]),
         ("sessions", [{"device": "a", "code": {}}]),
         ("sessions", [{"device": "a", "ranks": "2"}]),
+        ("sessions", [{"device": "a", "from_step": -1}]),
         ("peak_memory_bytes", "many"),
         ("files", ["metrics.csv"]),
         ("config", None),
