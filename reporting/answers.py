@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from ..core.words import plural
 from .naming import parenthesised
 from .scores import FEW_SEEDS, Score
+from .solving import Solving
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant
-from .tables import p_value, with_sign
+from .tables import p_value, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
 APART = 2  # encodings with the same verdict that still have a clause each
@@ -58,6 +59,9 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
         models, named = _listed(compared), parenthesised(reference)
         if any(each.contestant.label == reference for each in scores):
             return [f"no differences, because the rate of {named} is not the chosen one: {models} cannot be compared"]
+        solved = [(each, each.solving) for each in compared if each.solving is not None]
+        if len(solved) == len(compared) <= MOST:
+            return [_solved(*each) for each in sorted(solved, key=lambda each: each[0].nats.value)]
         return [f"no differences, because there is no run of {named} to compare {models} with"]
     if references and not compared:
         them = "it" if len(references) == 1 else "them"
@@ -137,6 +141,18 @@ def _clause(score: Score) -> str:
         return f"{model} and {reference} are equivalent within the margin" + _observed(score)
     because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
     return f"{model} against {reference} is undecided{because}" + _seen(score)
+
+
+def _solved(score: Score, solving: Solving) -> str:
+    """How a model does on a task with right answers, without a comparison."""
+    (solved, seeds), (low, high) = solving.rate, solving.interval
+    errors = " to ".join(dict.fromkeys(map(wrong, (max(solving.accuracies), min(solving.accuracies)))))
+    reported = score.contestant.any_run.published.get(score.split)
+    published = "" if reported is None else f" (published: {reported})"
+    return (
+        f"{name_of(score, score.contestant)} gives {errors} % wrong answers{published} and solves the task with "
+        f"{solved} of {plural(seeds, 'seed')} (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
+    )
 
 
 def _within(score: Score) -> str:

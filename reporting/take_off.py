@@ -140,9 +140,12 @@ def take_off_table(study: Study, comparison: Comparison, reference: str) -> Tabl
     notes = [
         f"Take-off: the first validation with at least {100 * comparison.half_way:.3g} % right. Median: of the "
         "Kaplan-Meier estimate, in which a seed that has not taken off is censored at its last validation.",
-        "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for all "
-        "models of the comparison, and for those that the study still plans.",
     ]
+    if tested:
+        notes.append(
+            "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for all "
+            "models of the comparison, and for those that the study still plans."
+        )
     return Table(f"{comparison.slug}-take-off", f"{comparison.name}: take-off", columns, rows, notes)
 
 

@@ -93,6 +93,21 @@ def test_models_without_a_reference_are_listed():
     assert answers(others, "rope")[0].clauses[0].endswith(named)
 
 
+def test_without_a_reference_models_are_next_to_the_published_errors():
+    alone = replace(score(0), against=None, difference=None)
+    runs = SimpleNamespace(published={"test": "28.50 %"}), SimpleNamespace(published={})
+    given = Solving((0.0895, 0.25, 0.9), 0, (0.0, 0.7076), (None, None, None)), SOLVED
+    models = [
+        replace(alone, contestant=SimpleNamespace(label=name, encoding=name, any_run=run), solving=solving)
+        for name, run, solving in zip(("pope", "path"), runs, given, strict=True)
+    ]
+    assert answers(models, "rope")[0].clauses == [
+        "pope gives 10.00 to 91.05 % wrong answers (published: 28.50 %) and solves the task with 0 of 3 seeds (95 % "
+        "interval 0 to 71 %)",
+        "path gives 0.00 % wrong answers and solves the task with 3 of 3 seeds (95 % interval 30 to 100 %)",
+    ]
+
+
 def test_a_reference_with_another_rate_than_the_chosen_one_is_not_said_to_be_missing():
     alone = replace(score(0), against=None, difference=None)
     other = replace(alone, contestant=contestant("rope, learning_rate=0.1", 3), chosen=False)

@@ -30,6 +30,7 @@ LISTED = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/st
 GIVEN_FILES = (
     "conversion",
     "genome",
+    "length_maestro",
     "length_wikitext2",
     "maestro",
     "maestro_60k",
