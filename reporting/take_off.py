@@ -143,8 +143,8 @@ def take_off_table(study: Study, comparison: Comparison, reference: str) -> Tabl
     ]
     if tested:
         notes.append(
-            "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for all "
-            "models of the comparison, and for those that the study still plans."
+            "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for "
+            "all models of the comparison, and for those that the study still plans."
         )
     return Table(f"{comparison.slug}-take-off", f"{comparison.name}: take-off", columns, rows, notes)
 
