@@ -11,12 +11,11 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
-from ..core.words import signed
 from .intervals import seed_interval
 from .naming import file_name, parenthesised
 from .statistics import FEWEST_SEEDS
 from .study import Comparison
-from .tables import Row, Table
+from .tables import Row, Table, interval, with_sign
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
 PLAIN = "none"  # the frequencies used in training
@@ -126,13 +125,13 @@ def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
     return max(set.intersection(*chain.from_iterable(scored)), default=0)
 
 
-def _rise(changes: Sequence[float]) -> str:
-    """The mean of `changes` in per cent, with its interval over seeds if there are enough."""
-    mean = float(np.mean(changes))
+def _change(changes: Sequence[float]) -> Row:
+    """The mean of `changes`, with its interval over seeds if there are enough."""
+    mean: Row = {"change": float(np.mean(changes))}
     if len(changes) < FEWEST_SEEDS:
-        return signed(mean, 1)
-    low, high = (signed(float(end), 1) for end in seed_interval(np.array(changes)[:, None], np.ones(1)))
-    return f"{signed(mean, 1)} ({low} to {high})"
+        return mean
+    low, high = seed_interval(np.array(changes)[:, None], np.ones(1))
+    return mean | {"change_interval": (float(low), float(high))}
 
 
 def holding(table: Table) -> str:
@@ -142,17 +141,18 @@ def holding(table: Table) -> str:
     counted = f"{len(held)} of {len(rows)}"
     never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} %, without extensions ({counted})"
     sentence = f"{never}: {', '.join(held) or 'none'}."
-    changes = [f"{parenthesised(row['model'])} {_with_unit(row['rise'])}" for row in rows if "rise" in row]
+    changes = [f"{parenthesised(row['model'])} {_in_words(row)}" for row in rows if "change" in row]
     if not changes or len(rows) > MOST_CHANGES:
         return sentence
     longest = max(int(key.removeprefix("at_")) for row in rows for key in row if key.startswith("at_"))
     return f"{sentence} Change of the loss at {longest:,} tokens: {', '.join(changes)}."
 
 
-def _with_unit(rise: str) -> str:
-    """A change from `_rise` with the sign for per cent, before its interval."""
-    mean, _, interval = rise.partition(" ")
-    return f"{mean} % {interval}".rstrip()
+def _in_words(change: Row) -> str:
+    """A `_change` in per cent."""
+    percent = with_sign(1)
+    ends = change.get("change_interval")
+    return f"{percent(change['change'])} %" + ("" if ends is None else f" ({interval(percent)(ends)})")
 
 
 def _reached(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -217,7 +217,7 @@ def lengths_table(
         reached = max(curves[0])
         held = "never" if reached == longest > trained else f"not up to {reached:,}"
         if held == "never":
-            row["rise"] = _rise([100 * (curve[longest] / curve[trained] - 1) for curve in curves])
+            row |= _change([100 * (curve[longest] / curve[trained] - 1) for curve in curves])
         fails = {failure_point(curve, trained) for curve in curves}
         row["fails"] = ", ".join(f"{at:,}" if at else held for at in sorted(fails, key=lambda at: at or math.inf))
     columns = {
@@ -225,7 +225,8 @@ def lengths_table(
         "stretch": ("stretch", str),
         "seeds": ("seeds", str),
         **{f"at_{context}": (f"{context:,}", shape.format) for context in sorted(contexts)},
-        "rise": ("change at the longest, %", str),
+        "change": ("change at the longest, %", with_sign(1)),
+        "change_interval": ("95 % interval over seeds", interval(with_sign(1))),
         "fails": ("loss rises at", str),
     }
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
@@ -241,8 +242,7 @@ def lengths_table(
         f"Stretch: how the model was extended after training (task.stretches); {PLAIN} if it was not.",
         f"Loss rises at: the shortest context above the trained length where nats/token are {100 * TOLERANCE:g} % "
         "higher than at the trained length; several values if seeds differ.",
-        "Change at the longest: of nats/token in the longest context, relative to the trained length, with its "
-        "95 % interval over seeds.",
+        "Change at the longest: of nats/token in the longest context, relative to the trained length.",
     ]
     if any("not up to" in row["fails"] for row in rows):
         notes.append("Not up to: the loss does not rise so far, and longer contexts were not scored.")
