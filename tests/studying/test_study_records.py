@@ -31,14 +31,11 @@ GIVEN_FILES = (
     "conversion",
     "genome",
     "length_maestro",
-    "length_wikitext2",
     "maestro",
     "maestro_60k",
-    "residual_precision",
     "text_124m",
     "zoo_genome",
     "zoo_maestro",
-    "zoo_wikitext2",
 )
 KEPT = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/runs.parquet"))  # others are plans
 
