@@ -45,10 +45,8 @@ class RunDirectory:
     @classmethod
     def of(cls, config: Mapping) -> "RunDirectory":
         """The directory for `config`. Raises UserError if it holds a run with a different configuration."""
-        unseeded = {key: as_hashed(key, value) for key, value in identity(config).items() if key != "seed"}
-        digest = hashlib.sha256(json.dumps(unseeded, sort_keys=True).encode()).hexdigest()[:8]
         names = config["names"]
-        folder = f"{names['model']}-{digest}-s{config['seed']}"
+        folder = f"{names['model']}-{unseeded_digest(config)[:8]}-s{config['seed']}"
         path = Path(config["run"] or Path(config["runs"]) / names["domain"] / names["encoding"] / folder)
         run = cls(path, config)
         if run.config_file.exists():
@@ -337,6 +335,13 @@ class RunDirectory:
             *earlier, last = manifest["sessions"]
             kept = [each for each in earlier if each.get("from_step", 0) < step]
             self._write_facts({**manifest, "sessions": [*kept, {**last, "from_step": step}]})
+
+
+def unseeded_digest(config: Mapping, *left_out: str) -> str:
+    """sha256 of the part of `config` that determines a run's results, without the seed and the keys `left_out`."""
+    kept = {key: value for key, value in identity(config).items() if key not in ("seed", *left_out)}
+    hashed = {key: as_hashed(key, value) for key, value in kept.items()}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def without_folders(value: Any) -> Any:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, nearest
-from ..reporting.packed import packed_names
+from ..reporting.packed import packed_names, read_packed
 from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed, words_of
 from ..session.configuration import asked
 from ..session.explaining import explain
@@ -22,7 +23,7 @@ from ..session.identity import incidental
 from ..session.matching import matched
 from ..session.overrides import as_setting, key_of
 from ..session.run_choices import choices_for, configuration_for
-from ..session.run_directory import RunDirectory
+from ..session.run_directory import RunDirectory, leaves, unseeded_digest
 from ..session.session import Session
 from ..session.settings import CONFIGS
 from .catalogue import ROOT
@@ -49,6 +50,7 @@ class Planned:
         then: settings of the commands that follow it, one string each.
         one_device: whether it trains on a single device.
         names: the configuration files of its groups.
+        other_data: how the data of its records differ from those here; empty if it has none, or if they are the same.
     """
 
     settings: Sequence[str]
@@ -57,6 +59,7 @@ class Planned:
     then: Sequence[str] = ()
     one_device: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
+    other_data: str = ""
 
     @property
     def seed(self) -> int | None:
@@ -70,9 +73,9 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether its records are kept; that is so once every command has succeeded."""
+        """Whether its records are kept, of these or of other data; that is so once every command has succeeded."""
         study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
-        return (self.kept / "manifest.json").exists() or name in packed_names(study)
+        return bool(self.other_data) or (self.kept / "manifest.json").exists() or name in packed_names(study)
 
     def keep(self, sharing: int, commit: str | None) -> None:
         """Keep its records in the study; see `keep_in_study`."""
@@ -141,6 +144,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
     checked: set[tuple] = set()
+    data_of = cache(lambda: _kept_data(folder))  # most studies do not need it
     follow = study.get("then", ())
     followed: dict[tuple, list[Mapping]] = {}  # by the chosen configuration files, so that each is composed once
     GlobalHydra.instance().clear()  # initialised by this command
@@ -168,6 +172,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
             one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
             kept = folder / "runs" / run.path.relative_to(runs)
             planned = Planned(given, run.path, kept, [*follow], one_device, config["names"])
+            if not planned.finished and (there := data_of().get(_apart_from_data(config))) is not None:
+                planned.other_data = _differing(there, config["content"])
             if unseeded not in checked and not planned.finished:  # records may come from a machine with other devices
                 with _named(folder, each):
                     Session.of(config)
@@ -185,6 +191,25 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     if of is None:
         _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
     return list(found.values())
+
+
+def _kept_data(folder: Path) -> dict[tuple[str, int], Mapping]:
+    """What identifies the data of each kept run, by the rest of its configuration."""
+    kept = [*read_packed(folder).values(), *(each.parent for each in folder.glob("runs/*/*/*/config.yaml"))]
+    configs = [RunDirectory.open(path).config for path in kept]
+    return {_apart_from_data(config): config["content"] for config in configs}
+
+
+def _apart_from_data(config: Mapping) -> tuple[str, int]:
+    """What determines a run's results except for its data: a digest of the settings, and the seed."""
+    return unseeded_digest(config, "content"), config["seed"]
+
+
+def _differing(there: Mapping, here: Mapping) -> str:
+    """What differs between two descriptions of data, as settings."""
+    found, own = dict(leaves(there)), dict(leaves(here))
+    keys = [key for key in sorted(found.keys() | own.keys()) if found.get(key) != own.get(key)]
+    return ", ".join(f"content.{key}={found.get(key)!s:.12}, here {own.get(key)!s:.12}" for key in keys)
 
 
 def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) -> None:

@@ -1,6 +1,7 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..studying.summary import README, recorded, with_summary, write_summary
 from .options import StudyOptions
 
 ALL = "all"
+REMEDY = "to train on the data here, copy study.yaml to a new folder"
 
 
 class Study(Task):
@@ -31,8 +33,8 @@ class Study(Task):
     `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. A process trains up to `seeds` runs in turn that
     differ only in their seeds. If the list has a `search`, it chooses settings on the validation split first, and its
     results are added to `STUDY/tuning.csv`; runs whose search has ended come before other searches. Runs with kept
-    records are not repeated, and stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish, and packed
-    at the end. Those found at the start are packed first.
+    records are not repeated, even if the records are of other data, which are then named, and stopped runs are resumed.
+    Records are kept in `STUDY/runs` as runs finish, and packed at the end. Those found at the start are packed first.
 
     Args:
         options: fields of `StudyOptions`.
@@ -66,7 +68,7 @@ class Study(Task):
                 self._train(session, folder)
 
     def _train(self, session: Command, folder: Path) -> None:
-        from ..studying.planning import Job, plan  # late: they import PyTorch, which reports do not need
+        from ..studying.planning import Job, Planned, plan  # late: they import PyTorch, which reports do not need
         from ..studying.running import execute, gpus_for
         from ..studying.searching import Searched
 
@@ -85,6 +87,9 @@ class Study(Task):
         finished = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
         coming = f"searches to do before the runs whose settings they choose: {searches}"
         session.console.print(coming if searches else finished, soft_wrap=True)
+        for differing, count in Counter(each.other_data for each in planned if isinstance(each, Planned)).items():
+            if differing:
+                session.console.print(f"{count} of them with other data ({differing}): {REMEDY}", soft_wrap=True)
         if self.dry:
             for each in planned:
                 state = "finished" if each.finished else "to do   "

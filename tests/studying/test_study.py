@@ -12,7 +12,9 @@ from report_support import make_run, undrawn  # noqa: F401
 from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
+from bearings.core.plain_yaml import as_yaml
 from bearings.reporting.planned import expanded
+from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 from bearings.studying import catalogue, keeping, planning, running
@@ -160,6 +162,25 @@ def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypa
     assert command("study=study") == "1 of 1 runs are finished\n"
     command("study=study", "task.report=true")
     assert {path: path.read_bytes() for path in (tmp_path / "study").iterdir()} == before
+
+
+def test_records_of_other_data_count_and_are_named(tmp_path, command):
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope,pope\n")
+    session = Session(composed("experiment=debug", "encoding=rope", "seed=1"))
+    session.identify()
+    config = session.config | {"names": {"domain": "jsb", "encoding": "rope", "model": "small"}}
+    config["content"] = {**config["content"], "music21": "7.0"}
+    kept = study / RunDirectory.of(config).path
+    kept.mkdir(parents=True)
+    (kept / "config.yaml").write_text(as_yaml(written(config)))
+    counted, other, *lines = command("study=study", "task.dry=true").splitlines()
+    assert counted == "1 of 4 runs are finished"
+    assert re.fullmatch(r"1 of them with other data \(content\.music21=7\.0, here \S+\): .* copy study\.yaml .*", other)
+    assert [line.split()[1:4] for line in lines if line.startswith("finished")] == [
+        ["experiment=debug", "seed=1", "encoding=rope"]
+    ]
 
 
 @pytest.mark.usefixtures("undrawn")
