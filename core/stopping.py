@@ -16,6 +16,7 @@ STATUS = 130
 AGAIN = 1.0  # seconds: `timeout` signals a process and then its group, so one request arrives twice
 
 _begun = False
+_resumes = True  # whether the command that runs goes on where it was stopped
 _since: float | None = None  # time of the first signal
 
 
@@ -26,13 +27,16 @@ def listen() -> None:
             signal.signal(number, handle)
 
 
-def begin() -> None:
+def begin(resumes: bool) -> None:
     """From now on, a signal raises KeyboardInterrupt instead of ending the process, so that work can be cleaned up.
 
     Before that, the program imports libraries, and some of them abort if an exception is raised during the import.
+
+    Args:
+        resumes: whether the task goes on where it was stopped if the command is given again.
     """
-    global _begun
-    _begun = True
+    global _begun, _resumes
+    _begun, _resumes = True, resumes
 
 
 def handle(number: int, frame: object) -> None:
@@ -59,7 +63,8 @@ def interrupted() -> bool:
 def print_stopped() -> None:
     """Print the final line, on rank 0 only."""
     if launcher.rank() == 0:
-        print("stopped: rerun the same command to resume", file=sys.stderr, flush=True)
+        what = "rerun the same command to resume" if _resumes else "the same command starts from the beginning"
+        print(f"stopped: {what}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def read(name: str, path: Path, fields: Fields, cut: str) -> Iterator[Document]:
     for document in found:
         yield document
     if document is None:
-        raise UserError(f"{path} is empty: remove it")
+        raise UserError(f"{path} {'has no rows' if form in TABLES else 'is empty'}: remove it")
 
 
 def is_plain(path: Path) -> bool:

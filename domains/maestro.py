@@ -11,6 +11,7 @@ import numpy as np
 import pretty_midi
 
 from ..core.errors import MOST_FAULTS, UserError, several
+from ..core.words import plural
 from . import melodies, midi_files, music_metrics, pianoroll, remi
 from .base import Domain
 from .clocks import Clock
@@ -136,6 +137,11 @@ class Maestro(Domain):
                 kept[part][unit] += units[unit]
         if skipped and not self.skip_unreadable:
             self._refuse(skipped, release)
+        if copies and (different := len(first_with)) < len(SPLITS):
+            raise UserError(
+                f"{place} has {plural(len(splits), 'file')}, but only {different} with different notes, and "
+                f"{', '.join(SPLITS)} need one each: give more files"
+            )
         read = {file: title for file, title in titles.items() if file not in {**skipped, **copies}}
         writer.facts.update(
             grid_ms=round(1000 * self.codec.step, 3),

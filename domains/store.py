@@ -15,6 +15,7 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, read_array, read_json, why
 from ..core.errors import UserError
+from ..core.words import plural
 from .store_checks import (
     ARRAYS,
     FORMAT,
@@ -263,8 +264,8 @@ class StoreWriter:
         empty = [split for code, split in enumerate(self.split_names) if code not in self._splits]
         if empty:
             raise UserError(
-                f"none of {len(self._splits):,} documents is in {', '.join(empty)}, but {', '.join(self.split_names)} "
-                "must each have some: give more data, or split it differently"
+                f"of {plural(len(self._splits), 'document')}, none is in {', '.join(empty)}, but "
+                f"{', '.join(self.split_names)} must each have some: give more data, or split it differently"
             )
         if self.unit_names:
             splits, counts = (np.frombuffer(each, kind) for each, kind in ((self._splits, "B"), (self._units, "d")))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import shortened
 from ..core.options import Count, Options
 from .intervals import seed_interval
 from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
@@ -44,7 +45,8 @@ class Claim(Options):
 def read_claims(given: Any) -> list[Claim]:
     """The claims in a study's list. Raises TypeError or ValueError if they are not of this form."""
     if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
-        raise TypeError("claims must be a list of entries with claim, model, and than, split or context")
+        example = "{claim: TEXT, model: pope, than: rope, split: test}"
+        raise TypeError(f"claims: {shortened(given)} must be a list of entries such as {example}")
     allowed = [field.name for field in fields(Claim)]
     for each in given:
         if unknown := [key for key in each if key not in allowed]:

@@ -294,9 +294,9 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         map(Comparison, domains, numbered(slugs), facts, different, contestants),
         key=lambda comparison: (comparison.title, comparison.slug),
     )
-    plain = sorted({comparison.domain for comparison in comparisons})  # names of those without differences
+    full = [comparison.full_name for comparison in comparisons if comparison.full_name is not None]
     long = [comparison.domain for comparison in comparisons if comparison.full_name is None]
-    numbers = iter(numbered([*plain, *long])[len(plain) :])
+    numbers = iter(numbered([*full, *long])[len(full) :])
     names = numbered([comparison.full_name or next(numbers) for comparison in comparisons])
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.packed_paths import PackedPath
 from ..domains.base import Measures
-from ..session.run_directory import leaves
+from ..session.run_directory import leaves, without_folders
 from .finished import MLP, RATE, Listed, Run
 from .naming import parenthesised, settings_of, short
 from .statistics import FEWEST_SEEDS
@@ -347,15 +347,23 @@ class Study:
                 key: f"{short(here.facts.get(key))} (not {short(other.facts.get(key))})"
                 for key in differing(here.facts, [other.facts])
             }
-            shown = [
-                f"{key} {change}"
-                for key, change in changes.items()
-                # Settings of a domain that determine its tokens are facts twice.
-                if not (key.startswith("content.") and changes.get(key.replace("content.", "domain.", 1)) == change)
-            ]
+            shown = [f"{key} {change}" for key, change in changes.items() if not _repeats(key, changes)]
+            files = [without_folders(each.any_run.config["domain"].get("path")) for each in (here, other)]
+            if files[0] != files[1] and "content" in {key.partition(".")[0] for key in changes}:
+                shown.insert(0, "domain.path {} (not {})".format(*map(short, files)))
             if shown and not all(each.name == each.full_name for each in (here, other)):
                 lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(shown)}"
         return lines
+
+
+def _repeats(key: str, changes: Mapping[str, str]) -> bool:
+    """Whether `key` says what another one of `changes` says. Settings of a domain that determine its tokens are twice
+    among the facts, and those of its content are right if they differ, because some settings can be without effect."""
+    group, _, name = key.partition(".")
+    twin = {"content": "domain", "domain": "content"}.get(group)
+    if twin is None or (other := changes.get(f"{twin}.{name}")) is None:
+        return False
+    return group == "content" if other == changes[key] else group == "domain"
 
 
 def coming(unmade: Mapping[Path, int], studies: Iterable[Path | None]) -> int:

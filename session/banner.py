@@ -7,6 +7,7 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
+from ..core.words import plural
 from ..domains.generated import GeneratedDomain
 from ..domains.store import Store
 from ..domains.unit_labels import unit_label
@@ -40,7 +41,8 @@ def banner_lines(
     flops = 3 * transformer.flops_per_token(session.data.length)
     lines = {
         **_data_lines(session, store),
-        "model": f"{names['model']}: {transformer.parameter_count():,} parameters, {len(transformer.blocks)} layers, "
+        "model": f"{names['model']}: {transformer.parameter_count():,} parameters, "
+        f"{plural(len(transformer.blocks), 'layer')}, "
         f"width {encoding.width}, {encoding.heads} heads",
         "compute": f"{flops / 1e6:,.1f} MFLOPs per token (forward and backward)",
         "attention": f"{names['encoding']}: {session.attention(transformer)}",

@@ -40,7 +40,7 @@ def run(config: DictConfig) -> None:
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         given.overrides = None if sweep else overrides
-        stopping.begin()
+        stopping.begin(task.resumes)
         task(given)
 
 

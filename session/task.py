@@ -16,10 +16,12 @@ class Task(ABC):
         needs: `nothing`: no domain, data or model. The task gets a `Command`, and its module imports no PyTorch.
             `configuration`: the configuration of a new run; the task gets a `Session`.
             `run`: the configuration of the run in `run=DIRECTORY`; the task gets a `Session`.
+        resumes: whether a stopped task goes on where it was if the same command is given again.
         reads: keys that a task which needs `nothing` reads in addition to `task` and `trust`; others are refused.
     """
 
     needs: ClassVar[Literal["nothing", "configuration", "run"]] = "configuration"
+    resumes: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
 
     def configured(self, config: dict) -> dict:

@@ -138,6 +138,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
             "one: give another folder, such as runs=trained"
         )
     study = read_list(folder)
+    if not study["runs"]:
+        raise UserError(f"{folder / LIST}: runs is empty: list a line, such as encoding=rope,pope seed=0,1,2")
     found: dict[Path, Job] = {}
     lines: dict[Path, str] = {}  # by the directory of the run
     search, searches = study.get("search", ""), {}  # by the settings without a seed
@@ -185,9 +187,11 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                     configuration_for(run, configuration, words_of(then))
             if chosen is not None:
                 found[run.path] = planned
-            elif unseeded not in searches:
-                searches[unseeded] = _search(folder, each, search, settings, runs, config)
-                found[searches[unseeded].path] = searches[unseeded]
+            else:
+                if unseeded not in searches:
+                    searches[unseeded] = _search(folder, each, search, settings, runs, config)
+                    found[searches[unseeded].path] = searches[unseeded]
+                searches[unseeded].waiting += 1
     if of is None:
         _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
     return list(found.values())

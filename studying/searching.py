@@ -63,6 +63,7 @@ class Searched:
         path: the table that the command writes.
         each_seed: its seeds, as in that table.
         study: folder of the study, to whose `tuning.csv` the results are added.
+        waiting: number of runs whose settings it chooses.
     """
 
     run: str
@@ -72,6 +73,7 @@ class Searched:
     path: Path
     each_seed: str
     study: Path
+    waiting: int = 0
 
     names: ClassVar[Mapping[str, str]] = {}
     then = ()

@@ -173,8 +173,9 @@ class Bundle:
             UserError: the prompt cannot be read.
             ValueError: an option is outside its range, or the sample is longer than the encoding allows.
         """
-        if tokens < 1 or (count is not None and count < 1):
-            raise ValueError(f"tokens={tokens}, count={count}: each must be at least 1")
+        for name, number in (("tokens", tokens), ("count", count)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name}={number}: it must be at least 1")
         start = [[self.domain.start]]
         ids = torch.tensor(start, device=self.device) if prompt is None else self.encode(prompt)
         ids = ids.expand(1 if count is None else count, -1)

@@ -45,6 +45,7 @@ class Extrapolate(Task):
     """
 
     needs = "run"
+    resumes = True
 
     def __init__(self, **options: Any):
         given = ExtrapolateOptions(**options)

@@ -9,6 +9,7 @@ from typing import Any
 from ..core.cores import on_all_cores
 from ..core.errors import UserError
 from ..core.whole_files import write_text
+from ..core.words import plural
 from ..session.command import Command
 from ..session.overrides import as_setting
 from ..session.task import Task
@@ -41,6 +42,7 @@ class Study(Task):
     """
 
     needs = "nothing"
+    resumes = True
     reads = "study", "runs", "stores"
 
     def __init__(self, **options: Any):
@@ -83,10 +85,13 @@ class Study(Task):
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
         planned = plan(folder, runs, settings)
         todo = [each for each in planned if not each.finished]
-        searches = sum(isinstance(each, Searched) for each in planned)
-        finished = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
-        coming = f"searches to do before the runs whose settings they choose: {searches}"
-        session.console.print(coming if searches else finished, soft_wrap=True)
+        searches = [each for each in planned if isinstance(each, Searched)]
+        done = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
+        if searches:
+            waiting, ready = sum(each.waiting for each in searches), len(planned) - len(searches)
+            done = f"searches to do: {len(searches)}, before the {plural(waiting, 'run')} whose settings they choose"
+            done += f"; of {plural(ready, 'other run')}, {len(planned) - len(todo)} are finished" if ready else ""
+        session.console.print(done, soft_wrap=True)
         for differing, count in Counter(each.other_data for each in planned if isinstance(each, Planned)).items():
             if differing:
                 session.console.print(f"{count} of them with other data ({differing}): {REMEDY}", soft_wrap=True)

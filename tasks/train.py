@@ -36,6 +36,8 @@ class Train(Task):
         options: fields of `TrainOptions`.
     """
 
+    resumes = True
+
     def __init__(self, **options: Any):
         given = TrainOptions(**options)
         self.samples, self.tokens = given.samples, given.tokens

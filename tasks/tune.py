@@ -56,6 +56,8 @@ class Tune(Task):
         options: fields of `TuneOptions`.
     """
 
+    resumes = True
+
     def __init__(self, **options: Any):
         given = TuneOptions(**options)
         self.rates, self.seeds, self.out = given.rates, given.seeds, Path(os.path.expanduser(given.out))

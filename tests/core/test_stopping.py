@@ -84,6 +84,13 @@ runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
 
 
+def test_a_task_that_cannot_resume_does_not_say_that_it_does(begun, capsys, monkeypatch):
+    monkeypatch.setattr(stopping, "_resumes", True)
+    stopping.begin(resumes=False)
+    stopping.print_stopped()
+    assert capsys.readouterr().err == "stopped: the same command starts from the beginning\n"
+
+
 def test_helper_processes_do_not_receive_the_signals():
     script = "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
     with stopping.signals_blocked():

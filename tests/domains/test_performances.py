@@ -138,7 +138,7 @@ def test_single_midi_file_raises(source, tmp_path):
 def test_skipping_must_not_empty_a_split(source, tmp_path):
     for n in (9, 10, 11):
         (source / "2004" / f"piece{n}.midi").write_bytes(b"")
-    with pytest.raises(UserError, match="none of 9 documents is in test"):
+    with pytest.raises(UserError, match="of 9 documents, none is in test"):
         Maestro(str(source), skip_unreadable=True).prepare(tmp_path / "stores")
 
 
@@ -202,6 +202,15 @@ def test_hidden_files_are_ignored(tmp_path):
     assert zipped.names == [f"mine/{name}" for name in store.names]
     (mine / "._0.mid").write_bytes(hidden)
     assert Maestro(str(mine), split="random").prepare(tmp_path / "stores").directory == store.directory
+
+
+def test_copies_of_a_file_are_too_few_files(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name in "abc":
+        (mine / f"{name}.mid").write_bytes(content(midi_of(music(0))))
+    with pytest.raises(UserError, match=r"mine has 3 files, but only 1 with different notes, and train, "):
+        Maestro(str(mine), split="random").prepare(tmp_path / "stores")
 
 
 def test_copies_of_a_file_are_in_one_split(tmp_path):

@@ -138,7 +138,7 @@ def test_invalid_document_raises(tmp_path, tokens):
 
 def test_empty_split_raises(tmp_path):
     with (
-        pytest.raises(UserError, match="none of 1 documents is in valid, test"),
+        pytest.raises(UserError, match="of 1 document, none is in valid, test"),
         StoreWriter(tmp_path / "s", 9, ()) as w,
     ):
         w.add("d", "train", "c", np.array([0, 1]), {})

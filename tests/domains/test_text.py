@@ -290,6 +290,12 @@ def test_no_block_is_in_two_splits(tmp_path):
     assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are skipped
 
 
+def test_a_table_with_only_a_header_has_no_rows(tmp_path):
+    (tmp_path / "x.csv").write_text("text,author\n")
+    with pytest.raises(UserError, match=r"x\.csv has no rows: remove it"):
+        build(tmp_path, tmp_path / "stores")
+
+
 def test_error_names_all_damaged_files(tmp_path):
     for number in range(14):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"" if 2 <= number < 5 else b"some text\n")

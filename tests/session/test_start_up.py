@@ -1,5 +1,6 @@
 """What the program does first: slow imports wait until they are needed, and Lightning until a run is trained."""
 
+import re
 import subprocess
 import sys
 
@@ -44,6 +45,16 @@ for command in {commands!r}:
         status = end.code
     assert status == {status}, (command, status)
 """
+
+
+def test_a_copy_of_the_source_does_not_run_the_code_of_another_one(tmp_path):
+    (tmp_path / "main.py").write_bytes((REPOSITORY / "main.py").read_bytes())
+    elsewhere = f"bearings is installed from {REPOSITORY}, not from this folder"
+    for options, wrong in (([], elsewhere), (["-E", "-S"], "bearings is not installed")):  # without site-packages
+        command = [sys.executable, *options, "main.py", "task=check"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(rf"error: .*{wrong}.*: .* run pip install --editable {tmp_path}\n", done.stderr)
 
 
 WRONG = (

@@ -95,6 +95,12 @@ def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path,
         planning.plan(tmp_path, tmp_path / "trained")
 
 
+def test_a_list_without_runs_is_refused(tmp_path):
+    (tmp_path / "study.yaml").write_text("reference: rope\nruns: []\n")
+    with pytest.raises(UserError, match=r"study\.yaml: runs is empty: list a line"):
+        planning.plan(tmp_path, tmp_path / "trained")
+
+
 def test_what_follows_a_run_knows_the_keys_of_its_files(tmp_path):
     study = {"runs": ["experiment=path_flip_flop seed=0,1"], "then": ["task=evaluate domain.sparse=100"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))

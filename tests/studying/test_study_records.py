@@ -160,6 +160,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     assert "missing: seed=0 encoding=nope, listed in study.yaml" in printed
     for text, why in (
         ("runs: 3\n", "runs must be a list of lines"),
+        ("runs: [seed=0]\nclaims: [PoPE wins]\n", r"claims: \['PoPE wins'\] must be a list of entries such as {claim:"),
+        ("runs: [seed=0]\npublished: {rope: 1}\n", r"published must have .* for each split: {test: {rope: 1\.501"),
         (
             "runs: [seed=0]\nthan: [task=mechanisms]\n",
             "unknown key than; allowed: question, would_change, search, runs, then, published, claims, reference, "

@@ -150,7 +150,7 @@ def test_a_device_that_pytorch_does_not_see_is_an_error(text):
 def test_samples_of_no_tokens_are_refused(text):
     bundle = bearings.load(text.path / "export", device="cpu")
     for given in ({"tokens": 0}, {"count": 0}):
-        with pytest.raises(ValueError, match="each must be at least 1"):
+        with pytest.raises(ValueError, match="it must be at least 1"):
             bundle.sample(**given)
 
 
