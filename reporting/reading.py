@@ -294,9 +294,10 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         map(Comparison, domains, numbered(slugs), facts, different, contestants),
         key=lambda comparison: (comparison.title, comparison.slug),
     )
-    full = [comparison.full_name for comparison in comparisons if comparison.full_name is not None]
+    # A domain's name alone would look like its usual settings next to names that list theirs.
+    taken = sorted({comparison.domain for comparison in comparisons if comparison.full_name is not None})
     long = [comparison.domain for comparison in comparisons if comparison.full_name is None]
-    numbers = iter(numbered([*full, *long])[len(full) :])
+    numbers = iter(numbered([*taken, *long])[len(taken) :])
     names = numbered([comparison.full_name or next(numbers) for comparison in comparisons])
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
 

@@ -115,7 +115,7 @@ def test_the_page_of_a_study_lists_its_claims(folder):
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
-        ("claims: yes", "claims must be a list of entries"),
+        ("claims: yes", "claims: .* must be a list of entries"),
         ("claims: [{claim: a, model: rope, contxt: 3}]", "unknown key contxt"),
         ("claims: [{claim: a, model: rope}]", "claims, rope: give than and split"),
         ("claims: [{claim: a, model: rope, split: test}]", "claims, rope: give than and split"),
