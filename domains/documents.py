@@ -123,7 +123,8 @@ def read(name: str, path: Path, fields: Fields, cut: str) -> Iterator[Document]:
     for document in found:
         yield document
     if document is None:
-        raise UserError(f"{path} {'has no rows' if form in TABLES else 'is empty'}: remove it")
+        what = "has no rows" if form in TABLES and path.stat().st_size else "is empty"
+        raise UserError(f"{path} {what}: remove it")
 
 
 def is_plain(path: Path) -> bool:

@@ -97,7 +97,7 @@ def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, name, table):
 BAD = {
     "empty.txt": (b"", r"empty.txt is empty"),
     "empty.txt.gz": (gzip.compress(b""), r"empty.txt.gz is empty"),
-    "nothing.jsonl": (b"\n \n", r"nothing.jsonl is empty"),
+    "nothing.jsonl": (b"\n \n", r"nothing.jsonl has no rows"),
     "cut.txt.gz": (gzip.compress(b"line\n" * 5000)[:-9], r"cut.txt.gz cannot be read after line \d+ \("),
     "cut.jsonl.zst": (zst(jsonl(["x"] * 50))[:-5], r"cut.jsonl.zst cannot be read after line \d+ \(Truncated"),
     "plain.txt.gz": (b"plain", r"plain.txt.gz cannot be read after line 0 \(Not a gzipped"),
@@ -143,7 +143,7 @@ def test_parquet_with_wrong_columns(tmp_path):
     with pytest.raises(UserError, match=r"x.parquet has no column 'body': set domain.field to one of 'id', 'text'"):
         read(path, field="body")
     parquet(path, [])
-    with pytest.raises(UserError, match=r"x.parquet is empty"):
+    with pytest.raises(UserError, match=r"x.parquet has no rows"):
         read(path)
     parquet(path, ["text of a row"] * 3000)
     data = bytearray(path.read_bytes())

@@ -145,7 +145,7 @@ def test_a_column_names_the_split(tmp_path):
         ("text,s\nx,dev\n", {"split_field": "s"}, r"line 2: 's' is 'dev', not a split: allowed: train, valid, test"),
         ('text\n"x', {}, r"a\.csv line 2 is not CSV \(unexpected end of data\)"),
         ("", {}, r"a\.csv has no column 'text'"),
-        ("text\n", {}, r"a\.csv is empty"),
+        ("text\n", {}, r"a\.csv has no rows"),
         (
             "text\nAJ\n",
             {"tokenizer": "alphabet", "alphabet": "AC"},
