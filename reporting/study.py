@@ -349,7 +349,7 @@ class Study:
             }
             shown = [f"{key} {change}" for key, change in changes.items() if not _repeats(key, changes)]
             files = [without_folders(each.any_run.config["domain"].get("path")) for each in (here, other)]
-            if files[0] != files[1] and "content" in {key.partition(".")[0] for key in changes}:
+            if files[0] != files[1] and any(key.startswith("content.") for key in changes):
                 shown.insert(0, "domain.path {} (not {})".format(*map(short, files)))
             if shown and not all(each.name == each.full_name for each in (here, other)):
                 lines[here.name] = f"{here.name} differs from {other.name}: {'; '.join(shown)}"

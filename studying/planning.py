@@ -15,8 +15,10 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, nearest
+from ..reporting.naming import short
 from ..reporting.packed import packed_names, read_packed
 from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed, words_of
+from ..reporting.study import differing
 from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental
@@ -212,8 +214,8 @@ def _apart_from_data(config: Mapping) -> tuple[str, int]:
 def _differing(there: Mapping, here: Mapping) -> str:
     """What differs between two descriptions of data, as settings."""
     found, own = dict(leaves(there)), dict(leaves(here))
-    keys = [key for key in sorted(found.keys() | own.keys()) if found.get(key) != own.get(key)]
-    return ", ".join(f"content.{key}={found.get(key)!s:.12}, here {own.get(key)!s:.12}" for key in keys)
+    changes = differing(own, [found])
+    return ", ".join(f"content.{key}={short(found.get(key))}, here {short(value)}" for key, value in changes.items())
 
 
 def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) -> None:

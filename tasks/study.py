@@ -86,11 +86,12 @@ class Study(Task):
         planned = plan(folder, runs, settings)
         todo = [each for each in planned if not each.finished]
         searches = [each for each in planned if isinstance(each, Searched)]
-        done = f"{len(planned) - len(todo)} of {len(planned)} runs are finished"
+        finished = len(planned) - len(todo)
+        done = f"{finished} of {len(planned)} runs are finished"
         if searches:
             waiting, ready = sum(each.waiting for each in searches), len(planned) - len(searches)
             done = f"searches to do: {len(searches)}, before the {plural(waiting, 'run')} whose settings they choose"
-            done += f"; of {plural(ready, 'other run')}, {len(planned) - len(todo)} are finished" if ready else ""
+            done += f"; of {plural(ready, 'other run')}, {finished} are finished" if ready else ""
         session.console.print(done, soft_wrap=True)
         for differing, count in Counter(each.other_data for each in planned if isinstance(each, Planned)).items():
             if differing:
