@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -239,9 +240,10 @@ class RunDirectory:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), lock.lock_file)
             free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:
+                space = math.floor(free / 2**20), math.ceil(needed / 2**20)  # so that they are never the same
                 raise UserError(
-                    f"{self.path}: {free / 2**20:.0f} MiB are free, but the checkpoints need {needed / 2**20:.0f} MiB: "
-                    "free some space, or choose another folder with runs=DIRECTORY"
+                    f"{self.path}: {space[0]} MiB are free, but the checkpoints need {space[1]} MiB: free some space, "
+                    "or choose another folder with runs=DIRECTORY"
                 )
             with lock:
                 self.keep_config()
