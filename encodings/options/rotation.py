@@ -158,6 +158,8 @@ class PoPEOptions(ScalingOptions):
         clamp: how delta is kept in [-2 pi, 0]. clamp is the paper's: an element outside the range gets no gradient.
             straight_through clamps but passes the gradient. periodic does not clamp, since the cosine is periodic.
         base: base of the frequencies; 10000 is common.
+        scaling_factor: longest context divided by the one before scaling, for interpolation and ntk.
+        scaling_length: context length in tokens before scaling, for truncated.
     """
 
     delta_init: Literal["zero", "uniform"] = "uniform"

@@ -4,7 +4,7 @@ import inspect
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import pytest
 from command_support import run_command  # noqa: F401
@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from pydantic import Field
 
 from bearings.core.options import Count, Options, defaults_of, explanations, options_of
-from bearings.encodings.options import RoPEOptions
+from bearings.encodings.options import PoPEOptions, RoPEOptions, TAPEOptions
+from bearings.encodings.options.base import Scaling
 from bearings.session.overrides import choices_of
 from bearings.session.settings import CHOSEN, CONFIGS, OWN, Settings, declared
 from bearings.session.trust import KINDS, located, trusting
@@ -80,6 +81,14 @@ def test_every_option_has_an_explanation_and_no_explanation_lacks_an_option(part
     assert {name for name, option in options_of(by).items() if not option.explanation} == set()
     assert explanations(by).keys() <= options_of(by).keys() or not issubclass(by, Options)
     assert (by.__doc__ or "").partition("\n")[0]
+
+
+@pytest.mark.parametrize("options", [PoPEOptions, RoPEOptions, TAPEOptions])
+def test_explanations_of_scaling_name_only_what_the_encoding_allows(options):
+    found = options_of(options)
+    allowed = get_args(found["scaling"].kind)
+    explained = " ".join(found[name].explanation for name in ("scaling_factor", "scaling_length"))
+    assert {form for form in get_args(Scaling) if form in re.findall(r"\w+", explained)} <= {*allowed}
 
 
 @pytest.mark.parametrize("part", [part for part in SHIPPED if part != "settings"])
