@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.options import Option, Seed
 from .options import SamplingOptions
 from .transformer import Transformer
 
@@ -30,9 +31,12 @@ def sample(
         options: fields of `SamplingOptions`; `top_p=None` keeps all tokens.
 
     Raises:
-        ValueError: see `SamplingOptions`; or the encoding has no positions for so many tokens.
+        ValueError: see `SamplingOptions`; the seed is negative or not below 2**63; or the encoding has no positions for
+            so many tokens.
     """
     given = SamplingOptions(**options)
+    if problems := Option("seed", Seed, 0, "").problems(seed):
+        raise ValueError(problems[0])
     if model.longest is not None and prompt.shape[1] + tokens > model.longest:
         raise ValueError(
             f"tokens={tokens}: the prompt has {prompt.shape[1]:,} tokens, and encoding.length={model.longest:,} limits "

@@ -7,13 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
-from pydantic import Field
 
-from ..core.options import Folder, Options, defaults_of, options_of
+from ..core.options import Folder, Options, Seed, defaults_of, options_of
 from ..lightning_modules.options import (
     DataOptions,
     EvaluationOptions,
@@ -49,7 +48,7 @@ class Settings(Options):
         trust: packages whose classes a configuration may name, NAME or [NAME,...]; only on the command line.
     """
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
     match: Literal["params", "flops"] | None = None
     run: Folder | None = None
     runs: Folder = "runs"

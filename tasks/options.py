@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.options import Count, Natural, Options, Place, Positive
+from ..core.options import Count, Natural, Options, Place, Positive, Seed
 from ..lightning_modules.options import SamplingOptions
 
 
@@ -70,7 +70,7 @@ class GenerateOptions(SamplingOptions):
     samples: Count = 2
     tokens: Count = 512
     prompt: Place | None = None
-    sampling_seed: int = 0
+    sampling_seed: Seed = 0
 
 
 @dataclass(frozen=True)

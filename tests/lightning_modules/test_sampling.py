@@ -100,6 +100,12 @@ def test_work_grows_linearly_with_the_length():
     assert 4 <= work[256] / work[64] < 5
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_have_the_range_of_training_seeds(seed):
+    with pytest.raises(ValueError, match=f"^seed={seed}: it must be (at least 0|below 9,223,372,036,854,775,808)$"):
+        sample(small(), torch.zeros(1, 1, dtype=torch.int64), 1, seed=seed)
+
+
 NAN, INFINITY = float("nan"), float("inf")
 
 

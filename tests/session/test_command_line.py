@@ -64,6 +64,7 @@ MISTAKES = {
     "data.packed=3": "data.packed=3: it should be a valid boolean",
     "seed=-1": "seed=-1: it must be at least 0",
     "seed=99999999999999999999": "seed=99999999999999999999: it must be below 9,223,372,036,854,775,808",
+    "task=generate task.sampling_seed=-1": "task.sampling_seed=-1: it must be at least 0",
     "model.mlp_hidden=0": "model.mlp_hidden=0: it must be at least 1, or null",
     "optimizer.learning_rate=nan": "optimizer.learning_rate=nan: it must be a finite number above 0",
     "domain.path=a(b": "domain.path=a(b: cannot be parsed; put a value with special characters in quotes",
