@@ -70,11 +70,16 @@ def score_by_position(
     return [*_buckets(totals, lows, context)]
 
 
+def usual_contexts(trained: int) -> list[int]:
+    """`trained` times powers of two from 1/4 to 16."""
+    return [context for power in range(-2, 5) if (context := round(trained * 2.0**power)) >= 1]
+
+
 def contexts_to_try(store: Store, split: str, trained: int) -> list[int]:
-    """`trained` times powers of two from 1/4 to 16, up to the first that fits the longest document."""
+    """`usual_contexts`, up to the first that fits the longest document."""
     index = store.documents(split)
     longest = int((store.offsets[index + 1] - store.offsets[index] - 1).max())
-    found = [context for power in range(-2, 5) if (context := round(trained * 2.0**power)) >= 1]
+    found = usual_contexts(trained)
     enough = next((i for i, context in enumerate(found) if context >= max(longest, trained)), len(found))
     return found[: enough + 1]
 

@@ -28,6 +28,15 @@ class Task(ABC):
         """`config` with the settings that this task chooses."""
         return config
 
+    def possible_contexts(self, split: str, trained: int) -> set[int]:
+        """The context lengths with which the task scores `split` of a run, if its documents are long enough.
+
+        Args:
+            split: a test split.
+            trained: the run's `data.length`.
+        """
+        return set()
+
     @abstractmethod
     def __call__(self, session: "Session") -> None:
         """Carry out the task, with a checked session."""

@@ -131,7 +131,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
 
     Raises:
         UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
-            is invalid; two lines are the same run; or its reference or a claim names an encoding that no run has.
+            is invalid; two lines are the same run; its reference or a claim names an encoding that no run has; or a
+            claim has a context that no line of `then` scores.
     """
     _refuse_decisive(folder, settings)
     if runs.resolve() == (folder / "runs").resolve():
@@ -147,10 +148,12 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     search, searches = study.get("search", ""), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
+    first_splits: dict[tuple, str] = {}  # by the same; claims with a context are about the first test split
     checked: set[tuple] = set()
     data_of = cache(lambda: _kept_data(folder))  # most studies do not need it
     follow = study.get("then", ())
-    followed: dict[tuple, list[Mapping]] = {}  # by the chosen configuration files, so that each is composed once
+    # By the chosen configuration files, so that each is composed once.
+    followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for each, chosen in listed(folder):
@@ -165,6 +168,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                     session = Session(matched({**config, **contents.get(domain, {})}))
                     session.identify()
                     identified[unseeded], contents[domain] = session.config, {"content": session.config["content"]}
+                    first_splits[unseeded] = session.domain.splits[2]
             seed = seed_of(given)
             config = {**identified[unseeded], **({} if seed is None else {"seed": seed})}
             run = RunDirectory.of(config)
@@ -184,7 +188,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 checked.add(unseeded)
             if names not in followed:
                 followed[names] = [_followed(folder, then, config["names"]) for then in follow]
-            for then, configuration in zip(follow, followed[names], strict=True):
+            for then, (configuration, _) in zip(follow, followed[names], strict=True):
                 with _named(folder, [then]):
                     configuration_for(run, configuration, words_of(then))
             if chosen is not None:
@@ -196,6 +200,12 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 searches[unseeded].waiting += 1
     if of is None:
         _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
+        scored: dict[str, set[int]] = {}  # contexts by encoding
+        for unseeded, config in identified.items():
+            here = scored.setdefault(config["names"]["encoding"], set())
+            for _, task in followed[tuple(config["names"].items())]:
+                here |= task.possible_contexts(first_splits[unseeded], config["data"]["length"])
+        _refuse_unscored(folder, study, scored)
     return list(found.values())
 
 
@@ -229,6 +239,21 @@ def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) 
             raise UserError(f"{folder / LIST}, {key}: no run has the encoding {encoding}; {near}allowed: {allowed}")
 
 
+def _refuse_unscored(folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]]) -> None:
+    """Raise UserError for a claim whose context is not among those `scored` for its encodings."""
+    for claim in study.get("claims", ()):
+        for model in (claim.model, claim.than):
+            encoding = model and model.partition(",")[0]
+            if claim.context is None or encoding is None or claim.context in scored[encoding]:
+                continue
+            allowed = ", ".join(map(str, sorted(scored[encoding])))
+            raise UserError(
+                f"{folder / LIST}, claims: context={claim.context}: no line of then scores {encoding} with it; "
+                f"allowed: {allowed or 'none'}; change it, or add task=extrapolate task.contexts=[{claim.context}] "
+                "to then"
+            )
+
+
 def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:
     """Raise UserError for a setting that changes the results of the study's runs."""
     for setting in settings:
@@ -252,15 +277,15 @@ def _search(
         return Searched(searched_run(run), search, task.points(config), given, path, task.each_seed(asked_for), folder)
 
 
-def _followed(folder: Path, line: str, names: Mapping[str, str]) -> Mapping:
-    """The configuration of a `line` of `then` in the study's list, after a run with these `names`."""
+def _followed(folder: Path, line: str, names: Mapping[str, str]) -> tuple[Mapping, Any]:
+    """The configuration and the task of a `line` of `then` in the study's list, after a run with these `names`."""
     with _named(folder, [line]):
         given = words_of(line)
         config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
         if task.needs != "run":
             name = type(task).__name__.lower()
             raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
-    return config
+    return config, task
 
 
 def _asked(given: list[str]) -> tuple[dict, Any]:

@@ -14,7 +14,7 @@ from ..domains.books import plain_copies
 from ..domains.store import Store
 from ..domains.text import Text
 from ..kernels.stretching import ON_REQUEST, Form, Stretch
-from ..lightning_modules.lengths import contexts_to_try, score_by_position
+from ..lightning_modules.lengths import contexts_to_try, score_by_position, usual_contexts
 from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from ..reporting.naming import file_name
@@ -54,6 +54,11 @@ class Extrapolate(Task):
         self.first_tokens, self.files = given.first_tokens, paths_of(given.files)
         if any(self.factors):
             Stretch(LISTED, 1.0, 2, *self.factors)  # raises for invalid factors
+
+    def possible_contexts(self, split: str, trained: int) -> set[int]:
+        if self.files or self.split != split:
+            return set()
+        return {trained, *(self.contexts or usual_contexts(trained))}
 
     def __call__(self, session: Session) -> None:
         run = RunDirectory.open(session.config["run"]).trained()

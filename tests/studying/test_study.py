@@ -87,12 +87,35 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
             "claims: [{claim: x, model: nope, than: rope, split: test}]\nruns: [experiment=debug encoding=rope]",
             "claims: no run has the encoding nope; did you mean rope. allowed: rope",
         ),
+        (
+            "claims: [{claim: x, model: rope, context: 99}]\nruns: [experiment=debug encoding=rope]\n"
+            "then: [task=extrapolate]",
+            "claims: context=99: no line of then scores rope with it; allowed: 16, 32, 64, 128, 256, 512, 1024; change "
+            r"it, or add task=extrapolate task\.contexts=\[99\] to then",
+        ),
+        (
+            "claims: [{claim: x, model: rope, context: 99}]\nruns: [experiment=debug encoding=rope]\n"
+            "then: ['task=extrapolate task.contexts=[100]', 'task=extrapolate task.contexts=[99] task.split=valid']",
+            "claims: context=99: no line of then scores rope with it; allowed: 64, 100; change",
+        ),
+        (
+            "claims: [{claim: x, model: rope, than: pope, context: 64}]\nruns: ['experiment=debug encoding=rope,pope']",
+            "claims: context=64: no line of then scores rope with it; allowed: none; change",
+        ),
     ],
 )
 def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path, listed, message):
     (tmp_path / "study.yaml").write_text(listed)
     with pytest.raises(UserError, match=f"study.yaml, {message}"):
         planning.plan(tmp_path, tmp_path / "trained")
+
+
+@pytest.mark.parametrize(("line", "context"), [("task.contexts=[99]", 99), ("task.contexts=[99]", 64), ("", 1024)])
+def test_claims_about_contexts_that_are_scored_are_allowed(tmp_path, line, context):
+    claims = [{"claim": "x", "model": "rope", "context": context}]
+    study = {"claims": claims, "runs": ["experiment=debug encoding=rope"], "then": [f"task=extrapolate {line}"]}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    assert len(planning.plan(tmp_path, tmp_path / "trained")) == 1
 
 
 def test_a_list_without_runs_is_refused(tmp_path):
