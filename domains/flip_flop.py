@@ -1,5 +1,6 @@
 """Flip-flop language modelling: recall the last written bit."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ from .options import FlipFlopOptions
 from .store import SPLITS
 
 WRITE, READ, IGNORE, ZERO = 1, 2, 3, 4
-INSTRUCTIONS = np.array([WRITE, READ, IGNORE])
 
 
 class FlipFlop(GeneratedDomain):
@@ -41,18 +41,20 @@ class FlipFlop(GeneratedDomain):
         self.ignored = {"sparse": given.sparse_ignore, "dense": given.dense_ignore}
         self.ignore = given.ignore
 
-    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+    def examples(self, randoms: Iterable[np.random.Generator], split: str) -> list[np.ndarray]:
         ignore, pairs = self.ignored.get(split, self.ignore), self.length // 2
         # The numbers of Generator.choice with these probabilities, in a third of its time.
         limits = np.cumsum([(1 - ignore) / 2, (1 - ignore) / 2, ignore])
-        instructions = INSTRUCTIONS[(limits / limits[-1]).searchsorted(random.random(pairs), side="right")]
-        instructions[0], instructions[-1] = WRITE, READ
-        bits = random.integers(2, size=pairs)
-        last_write = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs), 0))
-        bits = np.where(instructions == READ, bits[last_write], bits)
-        tokens = np.zeros(1 + self.length, np.int64)
-        tokens[1::2], tokens[2::2] = instructions, bits + ZERO
-        return tokens
+        drawn = [(random.random(pairs), random.integers(2, size=pairs)) for random in randoms]
+        shares, bits = (np.stack(numbers) for numbers in zip(*drawn, strict=True))
+        write, read, _ = limits / limits[-1]
+        instructions = np.where(shares < write, WRITE, np.where(shares < read, READ, IGNORE))
+        instructions[:, 0], instructions[:, -1] = WRITE, READ
+        last_write = np.maximum.accumulate(np.where(instructions == WRITE, np.arange(pairs), 0), axis=1)
+        bits = np.where(instructions == READ, np.take_along_axis(bits, last_write, axis=1), bits)
+        tokens = np.zeros((len(drawn), 1 + self.length), np.int64)
+        tokens[:, 1::2], tokens[:, 2::2] = instructions, bits + ZERO
+        return list(tokens)
 
     def answers(self, tokens: np.ndarray) -> np.ndarray:
         return np.concatenate([[False], tokens[:-1] == READ])

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,15 @@ class GeneratedDomain(Domain):
         self._streams: dict[tuple[str, int], tuple[np.random.Generator, Any]] = {}
 
     @abstractmethod
-    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
-        """Draw one example of `split`, the start token first."""
+    def examples(self, randoms: Iterable[np.random.Generator], split: str) -> list[np.ndarray]:
+        """Draw one example of `split` from each generator, the start token first.
+
+        The generators may be a single object: use each one only until the next is taken.
+        """
 
     @abstractmethod
     def answers(self, tokens: np.ndarray) -> np.ndarray:
-        """Mask of the tokens of an example that are answers."""
+        """Mask of the tokens of one example, or of several in a row, that are answers."""
 
     @property
     def vocabulary(self) -> int:
@@ -62,23 +65,15 @@ class GeneratedDomain(Domain):
     def build(self, writer: StoreWriter) -> None:
         for split in self.splits:
             for index in range(self.sizes[split]):
-                tokens = self.example(self._random(split, self.seed, index), split)
+                (tokens,) = self.examples([self._random(split, self.seed, index)], split)
                 answers = self.answers(tokens)
+                marks = np.where(answers, 0, UNSCORED).astype(np.uint8)
                 name = f"{split} {index}"
-                writer.add(name, split, name, tokens, {"answer": int(answers.sum())}, self._marks(answers))
+                writer.add(name, split, name, tokens, {"answer": int(answers.sum())}, marks)
 
-    def training_example(self, seed: int, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and marks of the training example number `index` of a run with `seed`."""
-        if self.pool is None:
-            random = self._random("training", seed, index)
-        else:
-            epoch, place = divmod(index, self.pool)
-            if self._order[0] != (seed, epoch):
-                order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(self.pool)
-                self._order = ((seed, epoch), order)
-            random = self._random("train", self.seed, int(self._order[1][place]))
-        tokens = self.example(random, "train")
-        return tokens, self._marks(self.answers(tokens))
+    def training_examples(self, seed: int, indices: Iterable[int]) -> list[np.ndarray]:
+        """The training examples with these numbers of a run with `seed`."""
+        return self.examples((self._training_random(seed, index) for index in indices), "train")
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
         return {"answer": self.answers(tokens).astype(np.float64)}
@@ -118,6 +113,15 @@ class GeneratedDomain(Domain):
         """Whether all symbols are single characters, which need no spaces between them."""
         return all(len(symbol) < 2 for symbol in self.symbols)
 
+    def _training_random(self, seed: int, index: int) -> np.random.Generator:
+        if self.pool is None:
+            return self._random("training", seed, index)
+        epoch, place = divmod(index, self.pool)
+        if self._order[0] != (seed, epoch):
+            order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(self.pool)
+            self._order = ((seed, epoch), order)
+        return self._random("train", self.seed, int(self._order[1][place]))
+
     def _random(self, split: str, seed: int, index: int) -> np.random.Generator:
         """A generator for one example, reused by the next call, because creating one takes ten times longer."""
         if (split, seed) not in self._streams:
@@ -130,5 +134,6 @@ class GeneratedDomain(Domain):
         return generator
 
     @staticmethod
-    def _marks(answers: np.ndarray) -> np.ndarray:
-        return np.where(answers, 0, UNSCORED).astype(np.uint8)
+    def _last(tokens: np.ndarray) -> np.ndarray:
+        """Mask of the last token of each example."""
+        return np.append(tokens[1:] == Domain.start, True)

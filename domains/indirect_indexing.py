@@ -1,6 +1,7 @@
 """Indirect indexing: find the letter at a given distance to the left or right of another."""
 
 import string
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -42,16 +43,19 @@ class IndirectIndexing(GeneratedDomain):
     def options(self):
         return {key: value for key, value in super().options().items() if (key, value) not in PUBLISHED.items()}
 
-    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+    def examples(self, randoms: Iterable[np.random.Generator], split: str) -> list[np.ndarray]:
+        return [np.array(self._example(random)) for random in randoms]
+
+    def answers(self, tokens: np.ndarray) -> np.ndarray:
+        return self._last(tokens)
+
+    def _example(self, random: np.random.Generator) -> list[int]:
         size = int(random.integers(self.shortest, self.longest_string + 1))
-        letters = random.permutation(len(LETTERS))[:size] + 1
+        letters = (random.permutation(len(LETTERS))[:size] + 1).tolist()
         while True:
             source, shift = int(random.integers(size)), int(random.integers(-self.farthest, self.farthest + 1))
             if 0 <= source + shift < size:
                 break
         comma, number = IDS[","], [IDS[symbol] for symbol in f"{shift:+d}"]
         answer = letters[source + shift]
-        return np.array([0, *letters, comma, letters[source], comma, *number, comma, answer])
-
-    def answers(self, tokens: np.ndarray) -> np.ndarray:
-        return np.arange(len(tokens)) == len(tokens) - 1
+        return [0, *letters, comma, letters[source], comma, *number, comma, answer]

@@ -1,6 +1,6 @@
 """MQRAR-N-back: recall the N-th last value of a variable that is assigned repeatedly."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,29 +39,48 @@ class MQRAR(GeneratedDomain):
         named = [f"x{i}" for i in range(given.variables)]
         self.symbols = ("", *named, *(f"{name}?" for name in named), *(f"v{i}" for i in range(given.values)))
 
-    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+    def examples(self, randoms: Iterable[np.random.Generator], split: str) -> list[np.ndarray]:
         count = self.length // 2
-        chosen = random.integers(self.variables, size=count).tolist()
-        asks = (random.random(count) < self.queries).tolist()
-        drawn = random.integers(self.values, size=count).tolist()
-        history: list[list[int]] = [[] for _ in range(self.variables)]
-        first_query, first_value = 1 + self.variables, 1 + 2 * self.variables
-        tokens = [0]
+        drawn = [
+            (
+                random.integers(self.variables, size=count),
+                random.random(count),
+                random.integers(self.values, size=count),
+            )
+            for random in randoms
+        ]
+        variables, shares, values = (np.stack(numbers) for numbers in zip(*drawn, strict=True))
+        asks = shares < self.queries
         # The last statement is a query, so every example has one; by then some variable has been assigned N times.
-        ready = 0
-        for place, (variable, ask, value) in enumerate(zip(chosen, asks, drawn, strict=True)):
-            if place == count - 1 and len(history[variable]) < self.back:
-                variable = ready
-            given = history[variable]
-            if len(given) >= self.back and (ask or place == count - 1):
-                tokens += [first_query + variable, first_value + given[-self.back]]
-            else:
-                given.append(value)
-                tokens += [1 + variable, first_value + value]
-            if len(given) == self.back:
-                ready = variable
-        return np.array(tokens)
+        asks[:, -1] = True
+        unready = (variables[:, :-1] == variables[:, -1:]).sum(1) < self.back
+        for i in np.flatnonzero(unready):
+            variables[i, -1] = self._ready(variables[i, :-1].tolist(), asks[i, :-1].tolist())
+        # Sorted by variable, a statement has at least N before it if the N-th before it has the same variable.
+        order = variables.astype(np.min_scalar_type(self.variables)).argsort(axis=1, kind="stable")
+        order += count * np.arange(len(drawn))[:, None]  # places in the flattened arrays
+        variables, values, queries = variables.take(order), values.take(order), asks.take(order)
+        queries[:, : self.back] = False
+        queries[:, self.back :] &= variables[:, self.back :] == variables[:, : -self.back]
+        assigned = np.cumsum(~queries).reshape(queries.shape)
+        names, found = np.empty((2, order.size), np.int64)
+        names[order] = variables + self.variables * queries
+        found[order] = np.where(queries, values[~queries][assigned - self.back], values)
+        tokens = np.zeros((len(drawn), 1 + self.length), np.int64)
+        tokens[:, 1::2] = 1 + names.reshape(len(drawn), count)
+        tokens[:, 2::2] = 1 + 2 * self.variables + found.reshape(len(drawn), count)
+        return list(tokens)
 
     def answers(self, tokens: np.ndarray) -> np.ndarray:
         before = tokens[:-1]
         return np.concatenate([[False], (before > self.variables) & (before <= 2 * self.variables)])
+
+    def _ready(self, variables: list[int], asks: list[bool]) -> int:
+        """The variable of the last statement that left its variable with exactly N values."""
+        counts, ready = [0] * self.variables, 0
+        for variable, ask in zip(variables, asks, strict=True):
+            if counts[variable] < self.back or not ask:
+                counts[variable] += 1
+            if counts[variable] == self.back:
+                ready = variable
+        return ready

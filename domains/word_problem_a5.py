@@ -2,6 +2,7 @@
 
 import itertools
 from bisect import bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,13 @@ class WordProblemA5(GeneratedDomain):
         self._next = self._after.tolist()
         self._toward = self._ways[:, self._after].cumsum(-1).tolist()
 
-    def example(self, random: np.random.Generator, split: str) -> np.ndarray:
+    def examples(self, randoms: Iterable[np.random.Generator], split: str) -> list[np.ndarray]:
+        return [np.array(self._example(random)) for random in randoms]
+
+    def answers(self, tokens: np.ndarray) -> np.ndarray:
+        return self._last(tokens)
+
+    def _example(self, random: np.random.Generator) -> list[int]:
         size = int(random.integers(self.shortest, self.longest_word + 1))
         identity = bool(random.integers(2))
         while True:
@@ -66,10 +73,7 @@ class WordProblemA5(GeneratedDomain):
                 word.append(letter + 1)
                 at = self._next[at][letter]
             if identity or at != self._identity:
-                return np.array([0, *word, EQUALS, YES if identity else NO])
-
-    def answers(self, tokens: np.ndarray) -> np.ndarray:
-        return np.arange(len(tokens)) == len(tokens) - 1
+                return [0, *word, EQUALS, YES if identity else NO]
 
 
 def _even(permutation: tuple[int, ...]) -> bool:

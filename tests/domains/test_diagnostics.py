@@ -92,21 +92,23 @@ def test_number_of_examples(task, kept):
     assert kept.targets("test") == kept.unit_counts("test")["answer"] == kept.scored[kept.documents("test")].sum()
 
 
+def training_bytes(task, seed, indices):
+    return [example.astype("<i8").tobytes() for example in task.training_examples(seed, indices)]
+
+
 def test_training_examples_depend_only_on_seed_and_index(name, task):
     again, pooled = TASKS[name](), TASKS[name](pool=7)
-    for index in (0, 5, 10**9):
-        for a, b in zip(task.training_example(3, index), again.training_example(3, index), strict=True):
-            assert np.array_equal(a, b)
-    epochs = [{pooled.training_example(3, 7 * e + i)[0].tobytes() for i in range(7)} for e in range(2)]
-    assert epochs[0] == epochs[1] == {pooled.training_example(4, i)[0].tobytes() for i in range(7)}
-    orders = [[pooled.training_example(3, 7 * e + i)[0].tobytes() for i in range(7)] for e in range(4)]
+    indices = (0, 5, 10**9)
+    for index, example in zip(indices, task.training_examples(3, indices), strict=True):
+        assert np.array_equal(example, again.training_examples(3, [index])[0])
+    orders = [training_bytes(pooled, 3, range(7 * e, 7 * e + 7)) for e in range(4)]
+    assert set(orders[0]) == set(orders[1]) == set(training_bytes(pooled, 4, range(7)))
     assert any(order != orders[0] for order in orders[1:])
 
 
 def test_generated_examples_differ_between_seeds_and_splits(name, kept):
     task = TASKS[name](pool=None)
-    first = [task.training_example(0, i)[0].tobytes() for i in range(50)]
-    second = [task.training_example(1, i)[0].tobytes() for i in range(50)]
+    first, second = (training_bytes(task, seed, range(50)) for seed in (0, 1))
     test = [np.asarray(kept.document(i), np.int64).tobytes() for i in kept.documents("test")]
     assert first != second
     assert len(set(first) & set(test)) < 0.2 * len(test)  # there are few short words of A5
@@ -115,14 +117,14 @@ def test_generated_examples_differ_between_seeds_and_splits(name, kept):
 def test_rows_have_whole_examples_and_train_only_on_answers(task):
     data = DataModule(task, seed=1, length=3 * task.longest + 1, batch_size=2)
     rows = GeneratedRows(task, data.length, seed=1)
-    for row in range(4):
-        assert len(rows[row]) == 3
-        for place, piece in enumerate(rows[row]):
-            tokens, marks = task.training_example(1, 3 * row + place)
+    for row, pieces in zip((0, 1, 5), rows.__getitems__([0, 1, 5]), strict=True):
+        assert len(pieces) == 3
+        for piece, tokens in zip(pieces, task.training_examples(1, range(3 * row, 3 * row + 3)), strict=True):
             assert np.array_equal(piece.inputs, tokens[:-1])
             scored = piece.targets != IGNORED
-            assert np.array_equal(scored, marks[1:] != UNSCORED)
+            assert np.array_equal(scored, task.answers(tokens)[1:])
             assert np.array_equal(piece.targets[scored], tokens[1:][scored])
+            assert piece.units == scored.sum()
     batch = collate([rows[0], rows[1]])
     assert batch["inputs"].shape[1] <= data.length
     with pytest.raises(ValueError, match="its longest example"):
@@ -209,7 +211,7 @@ def test_flip_flop_shares(tmp_path):
 def test_a5_words_are_balanced_at_every_length():
     task = WordProblemA5(longest_word=6, **SMALL)
     random = np.random.default_rng(0)
-    texts = [task.decode(task.example(random, "train")) for _ in range(4000)]
+    texts = [task.decode(tokens) for tokens in task.examples([random] * 4000, "train")]
     for size in range(2, 7):
         mine = [text for text in texts if text.index("=") == size]
         assert len(mine) / len(texts) == pytest.approx(1 / 5, abs=0.03)
@@ -226,14 +228,14 @@ def test_mqrar_always_has_a_query(back, variables):
     needed = 2 * (variables * (back - 1) + 2)
     task = MQRAR(**SMALL, back=back, variables=variables, length=needed, queries=0.01)
     random = np.random.default_rng(0)
-    for _ in range(200):
-        tokens = task.example(random, "train")
+    for tokens in task.examples([random] * 200, "train"):
         assert len(tokens) == needed + 1
         assert task.answers(tokens)[-1]
     with pytest.raises(ValueError, match=f"at least {needed}"):
         MQRAR(**SMALL, back=back, variables=variables, length=needed - 2)
 
 
+FEW = (0, 1, 2, 999_999)
 DIGESTS = {
     FlipFlop: "825f3fc0c88fb5d8",
     MQRAR: "dbc5b3125768ead9",
@@ -244,11 +246,17 @@ DIGESTS = {
 
 @pytest.mark.parametrize(("kind", "digest"), DIGESTS.items())
 def test_the_examples_of_kept_studies_stay_the_same(kind, digest):
-    task, found = kind(), hashlib.sha256()
-    for seed in (0, 1):
-        for index in (0, 1, 2, 999_999):
-            found.update(task.training_example(seed, index)[0].astype("<i8").tobytes())
-    assert found.hexdigest().startswith(digest)
+    task = kind()
+    found = b"".join(training_bytes(task, 0, FEW) + training_bytes(task, 1, FEW))
+    assert hashlib.sha256(found).hexdigest().startswith(digest)
+
+
+def test_rare_examples_stay_the_same():
+    """Words of A5 that are drawn again, and last statements of MQRAR whose variable has too few values."""
+    words = WordProblemA5(longest_word=4)
+    statements = MQRAR(back=2, variables=3, values=5, length=16, queries=0.9)
+    found = b"".join(training_bytes(words, 0, range(200)) + training_bytes(statements, 0, range(200)))
+    assert hashlib.sha256(found).hexdigest().startswith("c134d611020631ec")
 
 
 @pytest.mark.parametrize("sizes", [(20, 40, 15), (3, 6, 2)])
@@ -258,7 +266,7 @@ def test_indirect_indexing_draws_every_shift(sizes):
     task, random = IndirectIndexing(**SMALL, **given), np.random.default_rng(0)
     assert given.items() <= task.options().items()
     assert task.options().keys() & {"shortest", "longest_string", "farthest"} == given.keys()
-    examples = [task.example(random, "train") for _ in range(3000)]
+    examples = task.examples([random] * 3000, "train")
     assert max(map(len, examples)) == task.longest + 1
     texts = [task.decode(example) for example in examples]
     assert {int(text.split(",")[2]) for text in texts} == set(range(-farthest, farthest + 1))
