@@ -193,14 +193,16 @@ def collate(rows: list[list[Piece]]) -> Batch:
     length = max(lengths)
     inputs = np.zeros((len(rows), length), np.int64)
     targets = np.full_like(inputs, IGNORED)
-    documents = np.full_like(inputs, max(len(row) for row in rows))
+    most = max(len(row) for row in rows)
+    documents = np.full_like(inputs, most) if most > 1 else None
     for b, row in enumerate(rows):
         at = 0
         for number, piece in enumerate(row):
             here = slice(at, at + len(piece.inputs))
             inputs[b, here] = piece.inputs
             targets[b, here] = piece.targets
-            documents[b, here] = number
+            if documents is not None:
+                documents[b, here] = number
             at = here.stop
     units = sum(piece.units for row in rows for piece in row)
     batch: Batch = {
@@ -209,7 +211,7 @@ def collate(rows: list[list[Piece]]) -> Batch:
         "tokens": sum(lengths),
         "units": units,
     }
-    if any(len(row) > 1 for row in rows):
+    if documents is not None:
         batch["documents"] = torch.from_numpy(documents)
         batch["pieces"] = sum(map(len, rows)) + sum(size < length for size in lengths)
     return batch
