@@ -33,6 +33,7 @@ GIVEN_FILES = (
     "length_maestro",
     "maestro",
     "maestro_60k",
+    "maestro_official",
     "text_124m",
     "zoo_genome",
     "zoo_maestro",
