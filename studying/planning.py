@@ -1,6 +1,7 @@
 """The runs of a study, checked before the first is trained, and the folders of their records."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -154,6 +155,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     follow = study.get("then", ())
     # By the chosen configuration files, so that each is composed once.
     followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
+    scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for each, chosen in listed(folder):
@@ -188,9 +190,12 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 checked.add(unseeded)
             if names not in followed:
                 followed[names] = [_followed(folder, then, config["names"]) for then in follow]
-            for then, (configuration, _) in zip(follow, followed[names], strict=True):
+            for then, (configuration, task) in zip(follow, followed[names], strict=True):
                 with _named(folder, [then]):
                     configuration_for(run, configuration, words_of(then))
+                scored[config["names"]["encoding"]] |= task.possible_contexts(
+                    first_splits[unseeded], config["data"]["length"]
+                )
             if chosen is not None:
                 found[run.path] = planned
             else:
@@ -200,11 +205,6 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 searches[unseeded].waiting += 1
     if of is None:
         _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
-        scored: dict[str, set[int]] = {}  # contexts by encoding
-        for unseeded, config in identified.items():
-            here = scored.setdefault(config["names"]["encoding"], set())
-            for _, task in followed[tuple(config["names"].items())]:
-                here |= task.possible_contexts(first_splits[unseeded], config["data"]["length"])
         _refuse_unscored(folder, study, scored)
     return list(found.values())
 
@@ -243,8 +243,10 @@ def _refuse_unscored(folder: Path, study: Mapping[str, Any], scored: Mapping[str
     """Raise UserError for a claim whose context is not among those `scored` for its encodings."""
     for claim in study.get("claims", ()):
         for model in (claim.model, claim.than):
-            encoding = model and model.partition(",")[0]
-            if claim.context is None or encoding is None or claim.context in scored[encoding]:
+            if claim.context is None or model is None:
+                continue
+            encoding = model.partition(",")[0]
+            if claim.context in scored[encoding]:
                 continue
             allowed = ", ".join(map(str, sorted(scored[encoding])))
             raise UserError(
