@@ -21,12 +21,17 @@ UNDECIDED = {"undecided", "one cluster dominates", "not enough seeds", "not enou
 
 
 class Topic(NamedTuple):
-    """A study that stands for a topic, its heading in the table with a note, and how lines name it."""
+    """A study that stands for a topic, its heading in the table with a note, and how lines name it.
+
+    Attributes:
+        follows: the study whose line ends with the sentence on this one; if empty, the sentence has its own line.
+    """
 
     study: str
     heading: str
     title: str
     note: str = ""
+    follows: str = ""
 
 
 RANKED = (  # small models, with the same steps for each encoding
@@ -39,11 +44,13 @@ TUNED_CHORALES = Topic(
     "jsb_tuned", "chorales, tuned", "Bach chorales, larger models, transposed in training, each encoding tuned"
 )
 PIANO = Topic("maestro_60k", "piano", "Piano performances, as in the PoPE paper")
+OFFICIAL = Topic("maestro_official", "piano, official split", "With the official split", follows=PIANO.study)
 LOSSES = (  # columns of the table
     *RANKED,
     Topic("jsb", "chorales", "Bach chorales, as in the PoPE paper"),
     TUNED_CHORALES,
     PIANO,
+    OFFICIAL,
     Topic("wikitext2", "text", "Wikipedia articles, larger models"),
 )
 LENGTHS = Topic(
@@ -66,16 +73,19 @@ DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small m
 def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> str:
     """The page for these outcomes by study, and studies that are `planned`; topics without records are left out."""
     sentences = {
-        **dict.fromkeys((*RANKED, TUNED_CHORALES, PIANO), _losses),
+        **dict.fromkeys((*RANKED, TUNED_CHORALES, PIANO, OFFICIAL), _losses),
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,
         DIAGNOSTICS: _diagnostics,
     }
-    lines = [
-        f"- {_named(topic, outcomes)}: {sentences[topic](outcomes[topic.study])}"
-        for topic in _kept([*sentences], outcomes)
-    ]
+    lines: dict[str, str] = {}  # by study
+    for topic in _kept([*sentences], outcomes):
+        sentence = f"{_named(topic, outcomes)}: {sentences[topic](outcomes[topic.study])}"
+        if topic.follows in lines:
+            lines[topic.follows] += f" {sentence}"
+        else:
+            lines[topic.study] = f"- {sentence}"
     index = [
         f"- [{name}]({name}/README.md): {_first_sentence(name)} {plural(each.runs, 'run')}, about "
         f"{plural(max(round(each.minutes), 1), 'minute')} of training."
@@ -88,7 +98,7 @@ def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> 
             "**Which positional encoding models my sequences best, and at what cost?** What the kept studies "
             "show so far; lower and higher refer to the loss on the test split:",
             "",
-            *lines,
+            *lines.values(),
             "",
             _table(outcomes, (*LOSSES, LENGTHS, TASK)).markdown().strip(),
             "",

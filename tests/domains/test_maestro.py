@@ -137,6 +137,20 @@ def test_release_has_published_figures():
 
 
 @needs_release
+def test_test_performances_of_the_random_split_are_divided_by_whether_their_composition_is_in_train():
+    listed = Release(RELEASE).performances
+    splits = Maestro(split="random")._splits(listed)
+    test = [row for row in listed if splits[row.file] == "test"]
+    train = {row.composition for row in listed if splits[row.file] == "train"}
+    names = {True: "composition also in training", False: "new composition"}
+    published = Maestro(str(RELEASE), split="random").content()
+    assert [Maestro.subset(published, row.file) for row in test] == [names[row.composition in train] for row in test]
+    assert Counter(row.composition in train for row in test) == {True: 33, False: 31}
+    for other in ({**published, "split": "official"}, {**published, "sha256": "0" * 64}):
+        assert {Maestro.subset(other, row.file) for row in test} == {None}
+
+
+@needs_release
 @pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["fine", "pope"])
 def test_whole_release(tmp_path, tokenizer):

@@ -45,6 +45,15 @@ def test_the_line_names_encodings_that_are_equivalent_to_the_reference():
     assert line.endswith("not decided: pope -0.1 %; equivalent within the margin: path 0.0 %; higher: nope +2.3 %.")
 
 
+def test_the_official_split_is_on_the_line_of_the_random_one():
+    random, official = outcome(row("pope", -0.9, "lower")), outcome(row("pope", 0.2))
+    page = front_page({"maestro_60k": random, "maestro_official": official})
+    assert "lower than rope: pope -0.9 %. With the official split ([maestro_official]" in page
+    assert "| encoding | piano | piano, official split |" in page
+    alone = front_page({"jsb_tuned": random, "maestro_official": official})
+    assert "lower than rope: pope -0.9 %.\n- With the official split ([maestro_official]" in alone
+
+
 def test_settings_of_a_model_are_told_from_the_next_model():
     found = outcome(row("path, match_steps=75, distil_steps=75", 1.1), row("fox", 17.9))
     page = front_page({"conversion": found})
