@@ -145,14 +145,20 @@ def _clause(score: Score) -> str:
 
 def _solved(score: Score, solving: Solving) -> str:
     """How a model does on a task with right answers, without a comparison."""
-    (solved, seeds), (low, high) = solving.rate, solving.interval
+    solved, seeds = solving.rate
     errors = " to ".join(dict.fromkeys(map(wrong, (max(solving.accuracies), min(solving.accuracies)))))
     reported = score.contestant.any_run.published.get(score.split)
     published = "" if reported is None else f" (published: {reported})"
     return (
         f"{name_of(score, score.contestant)} gives {errors} % wrong answers{published} and solves the task with "
-        f"{solved} of {plural(seeds, 'seed')} (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
+        f"{solved} of {plural(seeds, 'seed')} (95 % interval {_percent(solving)})"
     )
+
+
+def _percent(solving: Solving) -> str:
+    """The interval of a solve rate."""
+    low, high = solving.interval
+    return f"{100 * low:.0f} to {100 * high:.0f} %"
 
 
 def _within(score: Score) -> str:
@@ -172,7 +178,10 @@ def _observed(score: Score) -> str:
     if score.solving is not None and score.theirs is not None:
         (mine, seeds), (theirs, others) = score.solving.rate, score.theirs.rate
         other = name_of(score, score.against)
-        return f": it solves the task with {mine} of {plural(seeds, 'seed')}, {other} with {theirs} of {others}"
+        return (
+            f": it solves the task with {mine} of {plural(seeds, 'seed')} (95 % interval "
+            f"{_percent(score.solving)}), {other} with {theirs} of {others} ({_percent(score.theirs)})"
+        )
     return "" if score.compared is None else f": measured difference {_amount(score, signed=True)}"
 
 

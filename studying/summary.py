@@ -171,11 +171,10 @@ def _page(
     for table in claims:
         counted = Counter(row["verdict"] for row in table.rows).most_common()
         clauses.append(f"{table.title}: {', '.join(f'{number} {verdict}' for verdict, number in counted)}")
-    results = "\n".join(f"- {as_markdown(clause)}" for clause in clauses)
-    legend = "\n".join(f"- {as_markdown(line)}" for line in study.legend().values())
+    results = "\n".join(f"- {as_markdown(line)}" for line in [*clauses, *study.legend().values()])
     rows = outcome.rows if outcome.solved is None else outcome.solved.rows
     figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
-    parts = [f"# {folder.name}", question, legend, results]
+    parts = [f"# {folder.name}", question, results]
     if outcome.missing:
         parts.append(f"Listed runs without a record: {outcome.missing}.")
     parts.append(table_of(outcome) if len(rows) <= MOST_ROWS else "")
@@ -207,15 +206,18 @@ def _figure(file: str, plot: Plot) -> str:
 
 
 def _baselines(study: Study) -> list[str]:
-    """A line about the baselines of each test split that a run has kept, lowest first."""
-    lines = []
+    """A line about the baselines of each test split that a run has kept, lowest first; equal lines are merged."""
+    places: dict[tuple[str, str], list[str]] = {}
     for comparison in study.comparisons:
         for split in comparison.splits:
             found = kept_baselines(comparison, split, study.runs)
             nats = sorted((records.nats_per_token, name) for name, records in found.items())
             given = "; ".join(f"{name}: {each:.4f}" for each, name in nats)
-            place = split if len(study.comparisons) == 1 else f"{comparison.title}, {split}"
-            lines += [as_markdown(f"Baselines in nats/token ({place}): {given}.")] if found else []
+            places.setdefault((split, given), []).append(comparison.title)
+    lines = []
+    for (split, given), titles in places.items():
+        place = split if len(titles) == len(study.comparisons) else f"{', '.join(titles)}, {split}"
+        lines += [as_markdown(f"Baselines in nats/token ({place}): {given}.")] if given else []
     return lines
 
 

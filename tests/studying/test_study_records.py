@@ -208,6 +208,20 @@ def test_a_study_s_page_has_the_baselines_that_a_run_has_kept_lowest_first(tmp_p
     assert line in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("factor", "places"), [(1, ["test"]), (2, ["mlp=gelu, test", "mlp=swiglu, test"])])
+def test_equal_baselines_of_several_comparisons_are_on_one_line(tmp_path, factor, places):
+    listed = "\n  - experiment=debug seed=0,1 encoding=rope model.mlp="
+    (tmp_path / "study.yaml").write_text(f"runs:{listed}gelu{listed}swiglu\n")
+    for mlp, store, times in (("gelu", "5", 1), ("swiglu", "6", factor)):
+        path, _ = [make_run(tmp_path / "runs", "rope", seed, f"model.mlp={mlp}", store=64 * store) for seed in (0, 1)]
+        (path / "baselines" / "test").mkdir(parents=True)
+        scored = Records.load(path / "nll" / "test.npz")
+        replace(scored, nats=times * scored.nats).save(path / "baselines" / "test" / "unigram.npz")
+    summary.write_summary(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert re.findall(r"^Baselines in nats/token \((?:jsb.*: )?(.*)\): ", page, re.MULTILINE) == places
+
+
 def test_readme_and_the_page_of_all_studies_match_the_records():
     readme = summary.README.read_text(encoding="utf-8")
     outcomes = {name: read_outcome(REPOSITORY / "studies" / name) for name in summary.recorded()}
