@@ -1,6 +1,6 @@
 """The results of a report in words: one clause for each encoding that is compared with the reference."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..core.words import plural
@@ -104,15 +104,17 @@ def _listed(scores: Sequence[Score]) -> str:
 
 def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
     """Which of many models solve a task, and that some of their differences are undecided, with the lowest p."""
-    rates = {name_of(each, each.contestant): each.solving.rate for each in scores if each.solving is not None}
-    every = [model for model, (solved, seeds) in rates.items() if solved == seeds]
-    some = [f"{model} ({solved} of {seeds})" for model, (solved, seeds) in rates.items() if 0 < solved < seeds]
-    none = len(rates) - len(every) - len(some)
-    parts = [f"solved with every seed by {', '.join(every) or 'none'}"]
+    found = {name_of(each, each.contestant): each.solving for each in scores if each.solving is not None}
+    every, some, none = {}, {}, {}
+    for model, solving in found.items():
+        solved, seeds = solving.rate
+        (every if solved == seeds else some if solved else none)[model] = solving
+    parts = [f"solved with every seed by {', '.join(every) or 'none'}{_widest(every.values())}"]
     if some:
-        parts.append(f"with some seeds by {', '.join(some) if len(some) <= MOST else f'{len(some)} encodings'}")
+        rates = (f"{model} ({each.rate[0]} of {each.rate[1]}, {_percent(each)})" for model, each in some.items())
+        parts.append(f"with some seeds by {', '.join(rates) if len(some) <= MOST else f'{len(some)} encodings'}")
     if none:
-        parts.append(f"with no seed by {plural(none, 'encoding')}")
+        parts.append(f"with no seed by {plural(len(none), 'encoding')}{_widest(none.values())}")
     p = min((each.holm_p for each in undecided if each.holm_p is not None), default=None)
     least = "" if p is None else f" (adjusted p at least {p_value(p)})"
     parts.append(f"{len(undecided)} differences from {name_of(scores[0], scores[0].against)} are undecided{least}")
@@ -153,6 +155,14 @@ def _solved(score: Score, solving: Solving) -> str:
         f"{name_of(score, score.contestant)} gives {errors} % wrong answers{published} and solves the task with "
         f"{solved} of {plural(seeds, 'seed')} (95 % interval {_percent(solving)})"
     )
+
+
+def _widest(alike: Collection[Solving]) -> str:
+    """The interval of the model with the fewest seeds, if all solve the task with every seed, or all with none."""
+    if not alike:
+        return ""
+    each = "each: " if len(alike) > 1 else ""
+    return f" ({each}95 % interval {_percent(min(alike, key=lambda solving: solving.rate[1]))})"
 
 
 def _percent(solving: Solving) -> str:

@@ -172,7 +172,8 @@ def test_of_many_encodings_those_that_solve_a_task_are_listed():
     scores[-1] = replace(scores[-1], theirs=None, holm_p=None)
     (answer,) = answers(scores, "rope")
     assert answer.sentence == (
-        "mqrar: solved with every seed by e0; with some seeds by e1 (1 of 3); with no seed by 9 encodings; "
+        "mqrar: solved with every seed by e0 (95 % interval 30 to 100 %); with some seeds by e1 (1 of 3, 0 to 70 %); "
+        "with no seed by 9 encodings (each: 95 % interval 0 to 70 %); "
         "10 differences from e10 are undecided (adjusted p at least 0.500)."
     )
 
