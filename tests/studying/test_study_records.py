@@ -63,11 +63,13 @@ def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(n
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_page_has_one_figure_and_few_lines_besides_its_details(name):
+def test_a_page_has_a_question_an_answer_with_its_interval_and_one_figure(name):
     page = (REPOSITORY / "studies" / name / "README.md").read_text()
     shown = re.sub("<details.*?</details>", "", page, flags=re.DOTALL)
     assert sum(len(textwrap.wrap(line, 120)) for line in shown.splitlines()) <= 55
     assert len(re.findall(r"^!\[", shown, re.MULTILINE)) == 1
+    question, answer = shown.index("?"), re.search(r"^- .*\(.*[\d.]+ to [+-]?[\d.]+", shown, re.MULTILINE)
+    assert answer is not None and question < answer.start(), "no answer with an interval"
     assert "**What would change the answer.**" in shown
     assert re.search(r"\d runs, about [\d,]+ minutes? of training on ", shown)
 
