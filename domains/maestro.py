@@ -58,8 +58,8 @@ class Maestro(Domain):
     lengths they are different movements, so they form separate clusters. `random` is a fixed 90/5/5 split by
     performance as in the PoPE paper. There splits share clusters, which improves scores. Of files with the same tokens,
     only those in the split of the first are used; the others are `copies_left_out` in the manifest. In both cases,
-    `composition_also_in_train` in the manifest is the number of affected performances. For the published release, reports
-    score them and the others separately.
+    `composition_also_in_train` in the manifest is the number of affected performances. Reports of the published release
+    with the random split score them and the others separately.
 
     Args:
         options: fields of `MaestroOptions`, in order.
