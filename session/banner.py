@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +37,6 @@ def banner_lines(
     options, encoding, mib = model.options, transformer.encodings[0], _logits_mib(session, transformer)
     logits = f", {mib:,.0f} MiB for logits when scoring" if mib >= LARGE_LOGITS else ""
     rotation = rotation_text(transformer.encodings, session.data.length, session.config["encoding"].get("base"))
-    beyond = " (more than the run has)" if 0 < settings.steps <= options.warmup_steps else ""
     flops = 3 * transformer.flops_per_token(session.data.length)
     lines = {
         **_data_lines(session, store),
@@ -47,8 +46,8 @@ def banner_lines(
         "compute": f"{flops / 1e6:,.1f} MFLOPs per token (forward and backward)",
         "attention": f"{names['encoding']}: {session.attention(transformer)}",
         **({"rotation": rotation} if rotation else {}),
-        "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps{beyond}, "
-        f"{options.schedule} schedule, seed {model.seed}",
+        "optimizer": f"learning rate {options.learning_rate:g}, {options.warmup_steps:,} warm-up steps"
+        f"{_too_many(model)}, {options.schedule} schedule, seed {model.seed}",
         "device": f"{several_text(settings)}{session.device_name}, {PRECISIONS[settings.precision]}",
         "memory": f"{step_memory_text(memory)}{logits}",
         "CUDA graphs": f"{'on' if graphs[0] else 'off'} ({graphs[1]})",
@@ -58,6 +57,15 @@ def banner_lines(
     if "unmatched_hidden" in session.config:
         lines["matched"] = match_summary(session.config, store.manifest["vocabulary"])
     return lines
+
+
+def _too_many(model: LanguageModel) -> str:
+    """A remark if the schedule, or its repetition after positions are dropped, has no step after its warm-up."""
+    for start, end in pairwise([*model.starts, model.steps]):
+        if 0 < end - start <= model.options.warmup_steps:
+            has = f"are left from step {start:,} on" if start else "the run has"
+            return f" (more than {has})"
+    return ""
 
 
 def several_text(settings: TrainerSettings) -> str:

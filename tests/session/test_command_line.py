@@ -212,6 +212,13 @@ def test_check_says_that_the_warm_up_does_not_end(run):
         assert remark in " ".join(out.split())
 
 
+def test_check_says_that_the_warm_up_after_the_drop_of_positions_does_not_end(run):
+    given = "task=check", "domain=flip_flop", "encoding=rope", "encoding.drop_after=0.9"
+    for steps, remark in ((500, " (more than are left from step 450 on)"), (510, "")):
+        _, out, _ = run(*given, f"trainer.steps={steps}")
+        assert f"50 warm-up steps{remark}, cosine" in " ".join(out.split())
+
+
 @pytest.mark.parametrize(("packed", "most"), [("false", "at most "), ("true", "")])
 def test_check_says_that_rows_which_are_not_full_take_less_time(run, packed, most):
     Path("mine").mkdir()
