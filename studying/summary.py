@@ -25,6 +25,7 @@ from ..reporting.lengths import files_table, holding, lengths_of, names_of, spli
 from ..reporting.packed import RUNS
 from ..reporting.planned import LIST, OUTCOMES, TUNED, read_list
 from ..reporting.power import needed_sentence
+from ..reporting.published import nearest_published
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score, study_scores
@@ -167,6 +168,7 @@ def _page(
         "take-off": [f"{name}: {sentence}" if many else sentence for name, sentence in told.items() if sentence],
     }
     clauses = [*sentences.pop(listed.get("outcome", OUTCOMES[0])), *chain(*sentences.values())]
+    clauses += [nearest] if (nearest := nearest_published(found)) else []
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
     for table in claims:
         counted = Counter(row["verdict"] for row in table.rows).most_common()
