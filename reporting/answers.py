@@ -9,7 +9,7 @@ from .scores import FEW_SEEDS, Score
 from .solving import Solving
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Contestant
-from .tables import p_value, with_sign, wrong
+from .tables import p_value, percentages, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
 APART = 2  # encodings with the same verdict that still have a clause each
@@ -111,7 +111,9 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
         (every if solved == seeds else some if solved else none)[model] = solving
     parts = [f"solved with every seed by {', '.join(every) or 'none'}{_widest(every.values())}"]
     if some:
-        rates = (f"{model} ({each.rate[0]} of {each.rate[1]}, {_percent(each)})" for model, each in some.items())
+        rates = (
+            f"{model} ({each.rate[0]} of {each.rate[1]}, {percentages(each.interval)})" for model, each in some.items()
+        )
         parts.append(f"with some seeds by {', '.join(rates) if len(some) <= MOST else f'{len(some)} encodings'}")
     if none:
         parts.append(f"with no seed by {plural(len(none), 'encoding')}{_widest(none.values())}")
@@ -153,7 +155,7 @@ def _solved(score: Score, solving: Solving) -> str:
     published = "" if reported is None else f" (published: {reported})"
     return (
         f"{name_of(score, score.contestant)} gives {errors} % wrong answers{published} and solves the task with "
-        f"{solved} of {plural(seeds, 'seed')} (95 % interval {_percent(solving)})"
+        f"{solved} of {plural(seeds, 'seed')} (95 % interval {percentages(solving.interval)})"
     )
 
 
@@ -162,13 +164,7 @@ def _widest(alike: Collection[Solving]) -> str:
     if not alike:
         return ""
     each = "each: " if len(alike) > 1 else ""
-    return f" ({each}95 % interval {_percent(min(alike, key=lambda solving: solving.rate[1]))})"
-
-
-def _percent(solving: Solving) -> str:
-    """The interval of a solve rate."""
-    low, high = solving.interval
-    return f"{100 * low:.0f} to {100 * high:.0f} %"
+    return f" ({each}95 % interval {percentages(min(alike, key=lambda solving: solving.rate[1]).interval)})"
 
 
 def _within(score: Score) -> str:
@@ -190,7 +186,8 @@ def _observed(score: Score) -> str:
         other = name_of(score, score.against)
         return (
             f": it solves the task with {mine} of {plural(seeds, 'seed')} (95 % interval "
-            f"{_percent(score.solving)}), {other} with {theirs} of {others} ({_percent(score.theirs)})"
+            f"{percentages(score.solving.interval)}), {other} with {theirs} of {others} "
+            f"({percentages(score.theirs.interval)})"
         )
     return "" if score.compared is None else f": measured difference {_amount(score, signed=True)}"
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from .naming import parenthesised
 from .scores import Score
+from .tables import interval
 
 NATS = re.compile(r"(\d+(?:\.\d+)?) nats")
 
@@ -26,12 +27,11 @@ def nearest_published(found: Sequence[Score]) -> str | None:
         return None
     name, models = min(complete.items(), key=lambda each: sum(abs(s.nats.value - figure) for s, figure in each[1]))
     told = [
-        f"{parenthesised(score.contestant.label)} {score.nats.value:.4f} ({_interval(score)}published: {figure:.4f})"
+        f"{parenthesised(score.contestant.label)} {score.nats.value:.4f} ({_seeds(score)}published: {figure:.4f})"
         for score, figure in sorted(models, key=lambda each: each[0].nats.value)
     ]
     return f"Of {len(complete)} settings, {name} is nearest to the published nats/token: {', '.join(told)}"
 
 
-def _interval(score: Score) -> str:
-    ends = score.nats.seeds
-    return f"{ends[0]:.4f} to {ends[1]:.4f}; " if ends else ""
+def _seeds(score: Score) -> str:
+    return f"{interval('{:.4f}'.format)(score.nats.seeds)}; " if score.nats.seeds else ""

@@ -212,14 +212,14 @@ def _baselines(study: Study) -> list[str]:
     places: dict[tuple[str, str], list[str]] = {}
     for comparison in study.comparisons:
         for split in comparison.splits:
-            found = kept_baselines(comparison, split, study.runs)
-            nats = sorted((records.nats_per_token, name) for name, records in found.items())
-            given = "; ".join(f"{name}: {each:.4f}" for each, name in nats)
-            places.setdefault((split, given), []).append(comparison.title)
+            if found := kept_baselines(comparison, split, study.runs):
+                nats = sorted((records.nats_per_token, name) for name, records in found.items())
+                given = "; ".join(f"{name}: {each:.4f}" for each, name in nats)
+                places.setdefault((split, given), []).append(comparison.title)
     lines = []
     for (split, given), titles in places.items():
         place = split if len(titles) == len(study.comparisons) else f"{', '.join(titles)}, {split}"
-        lines += [as_markdown(f"Baselines in nats/token ({place}): {given}.")] if given else []
+        lines.append(as_markdown(f"Baselines in nats/token ({place}): {given}."))
     return lines
 
 
