@@ -29,7 +29,8 @@ SHOWN = 8  # files of samples that are listed one by one
 class Generate(Task):
     """Write samples of a run's best checkpoint into `<run>/samples/`, as files of the domain's kind.
 
-    For domains that ask questions, and without a prompt, it writes test examples and the model's answers.
+    Those of an unfinished run, whose checkpoint may still be replaced, go to `<run>/samples-unfinished/`. For
+    domains that ask questions, and without a prompt, it writes test examples and the model's answers.
 
     Args:
         options: fields of `GenerateOptions`.
@@ -47,7 +48,7 @@ class Generate(Task):
         run = RunDirectory.open(session.config["run"]).trained()
         store, transformer = session.trained(run)
         if self.prompt is None and session.domain.solved is not None:
-            written = write_answers(session, transformer, store, self.samples, run.path / "samples")
+            written = write_answers(session, transformer, store, self.samples, _folder(run))
             self._list(session, written)
             print_preview(session, written)
         else:
@@ -65,7 +66,7 @@ class Generate(Task):
             ids = session.domain.encode_file(Path(self.prompt).expanduser())
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
         settings = settled(session.domain, self.settings)
-        folder, name = run.path / "samples", self._name(settings)
+        folder, name = _folder(run), self._name(settings)
         if self.prompt is not None:  # the report marks it in the samples
             folder.mkdir(parents=True, exist_ok=True)
             session.domain.render(session.domain.decode(ids.tolist()), folder / f"{name}-prompt")
@@ -87,6 +88,11 @@ class Generate(Task):
             prompt = Path(self.prompt).expanduser()  # the digest distinguishes files of the same name
             parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]
         return "-".join([f"seed{self.seed}", *parts])
+
+
+def _folder(run: RunDirectory) -> Path:
+    """The folder of samples; only those of a finished run are shown with its results."""
+    return run.path / ("samples" if run.manifest.get("finished") else "samples-unfinished")
 
 
 def settled(domain: Domain, settings: Mapping) -> dict:

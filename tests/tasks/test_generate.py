@@ -3,6 +3,7 @@
 import io
 
 import numpy as np
+import pytest
 import torch
 from conftest import Letters
 from rich.console import Console
@@ -96,3 +97,19 @@ def test_samples_are_measured_like_test_pieces_of_the_same_length(tmp_path, monk
     assert "share of b" in session.console.file.getvalue()
     Generate(samples=1, tokens=4)(session)
     assert "not measured: the samples are shorter than 8 letters" in session.console.file.getvalue()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_samples_of_an_unfinished_run_are_not_among_those_of_the_finished_one(tmp_path, asks, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2", "task.samples=0"))
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    session.console = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(Letters, "solved", 0.9 if asks else None)
+    run.write_manifest(finished=None)
+    Generate(samples=1, tokens=8)(session)
+    assert not (run.path / "samples").exists()
+    names = {"answered-0.txt", "example-0.txt"} if asks else {"seed0-samples1-tokens8-0.txt"}
+    assert {path.name for path in (run.path / "samples-unfinished").iterdir()} == names
+    run.write_manifest(finished="now")
+    Generate(samples=1, tokens=8)(session)
+    assert {path.name for path in (run.path / "samples").iterdir()} == names
