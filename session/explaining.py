@@ -62,7 +62,8 @@ def explain(error: Exception) -> str | None:
         return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
     if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
         key, _, values = found[1].partition("=")
-        return f"{found[1]}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
+        as_list = "" if choices_of(key) else f"; for a list, write {key}=[{values}]"
+        return f"{found[1]}: for a sweep over these values, add -m{as_list}"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None

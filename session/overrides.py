@@ -51,6 +51,7 @@ def as_setting(key: str, value: Any) -> str:
 def refuse_unknown_flags(arguments: Sequence[str]) -> None:
     """Raise UserError for a flag that Hydra does not accept, or not with this value."""
     parser = get_args_parser()
+    parser.allow_abbrev = False  # or --experiment would be Hydra's --experimental-rerun
 
     def refuse(message: str) -> NoReturn:
         raise UserError(
@@ -61,16 +62,20 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
     known, unknown = parser.parse_known_args(arguments)
     if known.resolve and not (known.cfg or known.help):
         refuse("--resolve: it needs --cfg job")
+    if known.experimental_rerun and not Path(known.experimental_rerun).is_file():
+        raise UserError(f"--experimental-rerun={known.experimental_rerun}: there is no such file: give a config.pickle")
     if flags := [argument for argument in unknown if argument.startswith("-")]:
         refuse(f"{flags[0]}: unknown flag")
 
 
 def refuse_no_choice(arguments: Sequence[str]) -> None:
-    """Raise UserError for a group without a file, such as `experiment=null`."""
+    """Raise UserError for a group without a file, such as `experiment=null`, or with a list of files."""
     for argument in arguments:
         group, is_setting, name = key_of(argument), "=" in argument, argument.partition("=")[2]
         if is_setting and name in ("", "null") and (allowed := choices_of(group)):
             raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
+        if is_setting and name.startswith("[") and choices_of(group):
+            raise UserError(f"{argument}: name one file, or add -m and leave out the brackets for a sweep over several")
 
 
 def refuse_removals(arguments: Sequence[str]) -> None:
