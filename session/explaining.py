@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hydra import compose, initialize_config_dir
@@ -21,8 +21,12 @@ from .settings import CONFIGS
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 
 
-def explain(error: Exception) -> str | None:
-    """One line for errors of Hydra and OmegaConf and for lack of memory; None for other errors."""
+def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
+    """One line for errors of Hydra and OmegaConf and for lack of memory; None for other errors.
+
+    Args:
+        given: the settings that led to the error; those of the command line by default.
+    """
     if isinstance(error, OverrideParseException):
         if "=" not in str(error.override):
             return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
@@ -53,8 +57,9 @@ def explain(error: Exception) -> str | None:
                 f"{key}: this encoding attends to all tokens, or sets windows in encoding.layers: set them there, or "
                 "use another encoding"
             )
-        keys = sorted(_keys_of(_defaults()))
-        command = " ".join(["python main.py", *_given_choices(), "--cfg job"])
+        choices = _choices(sys.argv[1:] if given is None else given)
+        keys = sorted(_keys_of(_defaults(choices)))
+        command = " ".join(["python main.py", *choices, "--cfg job"])
         allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
         if not allowed and key.startswith("task."):
             return f"{key}: unknown key; this task has no options: leave it out"
@@ -95,15 +100,15 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(kind.exit_status)
 
 
-def _given_choices() -> list[str]:
-    pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
+def _choices(given: Sequence[str]) -> list[str]:
+    pairs = [argument.split("=", 1) for argument in given if "=" in argument]
     return [f"{key}={value}" for key, value in pairs if value in choices_of(key)]
 
 
-def _defaults() -> DictConfig:
+def _defaults(choices: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("config", overrides=_given_choices())
+        return compose("config", overrides=[*choices])
 
 
 def _keys_of(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -149,7 +149,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     search, searches = study.get("search", ""), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
-    first_splits: dict[tuple, str] = {}  # by the same; claims with a context are about the first test split
+    test_splits: dict[tuple, Sequence[str]] = {}  # by the same; claims with a context are about the first
     checked: set[tuple] = set()
     data_of = cache(lambda: _kept_data(folder))  # most studies do not need it
     follow = study.get("then", ())
@@ -170,7 +170,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                     session = Session(matched({**config, **contents.get(domain, {})}))
                     session.identify()
                     identified[unseeded], contents[domain] = session.config, {"content": session.config["content"]}
-                    first_splits[unseeded] = session.domain.splits[2]
+                    test_splits[unseeded] = session.domain.splits[2:]
             seed = seed_of(given)
             config = {**identified[unseeded], **({} if seed is None else {"seed": seed})}
             run = RunDirectory.of(config)
@@ -194,7 +194,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 with _named(folder, [then]):
                     configuration_for(run, configuration, words_of(then))
                 scored[config["names"]["encoding"]] |= task.possible_contexts(
-                    first_splits[unseeded], config["data"]["length"]
+                    test_splits[unseeded][0], config["data"]["length"]
                 )
             if chosen is not None:
                 found[run.path] = planned
@@ -205,6 +205,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
                 searches[unseeded].waiting += 1
     if of is None:
         _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
+        _refuse_other_splits(folder, study, {split for splits in test_splits.values() for split in splits})
         _refuse_unscored(folder, study, scored)
     return list(found.values())
 
@@ -237,6 +238,17 @@ def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) 
             near = nearest(encoding, encodings)
             allowed = ", ".join(sorted(encodings))
             raise UserError(f"{folder / LIST}, {key}: no run has the encoding {encoding}; {near}allowed: {allowed}")
+
+
+def _refuse_other_splits(folder: Path, study: Mapping[str, Any], splits: set[str]) -> None:
+    """Raise UserError for a split that the list names, if it is not a test split of any of its runs."""
+    named = [("claims", claim.split) for claim in study.get("claims", ()) if claim.split is not None]
+    for key, split in [*named, *(("published", split) for split in study.get("published", ()))]:
+        if split not in splits:
+            allowed = ", ".join(sorted(splits))
+            raise UserError(
+                f"{folder / LIST}, {key}: no run has the test split {split}; {nearest(split, splits)}allowed: {allowed}"
+            )
 
 
 def _refuse_unscored(folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]]) -> None:
@@ -292,7 +304,10 @@ def _followed(folder: Path, line: str, names: Mapping[str, str]) -> tuple[Mappin
 
 def _asked(given: list[str]) -> tuple[dict, Any]:
     """The configuration and the task that settings `given` to main.py ask for."""
-    config = compose("config", overrides=given, return_hydra_config=True)
+    try:
+        config = compose("config", overrides=given, return_hydra_config=True)
+    except HydraException as error:
+        raise UserError(explain(error, given)) from error
     hydra = config.hydra
     with open_dict(config):
         del config["hydra"]

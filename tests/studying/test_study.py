@@ -88,6 +88,27 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
             "claims: no run has the encoding nope; did you mean rope. allowed: rope",
         ),
         (
+            "claims: [{claim: x, model: rope, than: rope, split: tests}]\nruns: [experiment=debug encoding=rope]",
+            "claims: no run has the test split tests; did you mean test. allowed: test",
+        ),
+        (
+            "published: {valid: {rope: 1 nats}}\nruns: [experiment=debug encoding=rope]",
+            "published: no run has the test split valid; allowed: test",
+        ),
+        (
+            "runs: [experiment=debug encoding=alibi encoding.head_share=1]",
+            ".*encoding.head_share: unknown key; did you mean encoding.heads_share. allowed: encoding.heads_share, ",
+        ),
+        ("runs: [experiment=debug domain=genome domain.chunks=1]", ".*unknown key; did you mean domain.chunk. allowed"),
+        (
+            "runs: [experiment=debug]\nthen: ['task=extrapolate task.context=[128]']",
+            ".*task.context: unknown key; did you mean task.contexts. allowed: task.",
+        ),
+        (
+            "search: task=tune task.rate=[1e-3]\nruns: [experiment=debug]",
+            ".*task.rate: unknown key; did you mean task.rates. allowed: task.",
+        ),
+        (
             "claims: [{claim: x, model: rope, context: 99}]\nruns: [experiment=debug encoding=rope]\n"
             "then: [task=extrapolate]",
             "claims: context=99: no line of then scores rope with it; allowed: 16, 32, 64, 128, 256, 512, 1024; change "
