@@ -34,6 +34,11 @@ def test_lines_name_what_is_decided_and_count_the_rest():
     assert "9 runs, about 2 minutes of training." in page
 
 
+def test_a_line_names_the_last_encoding_instead_of_an_ellipsis():
+    rows = [row(f"other{n}", n / 10) for n in range(4)]
+    assert "(other0 0.0 %, other1 +0.1 %, other2 +0.2 %, other3 +0.3 %)" in front_page({"jsb_tuned": outcome(*rows)})
+
+
 def test_without_a_decided_encoding_the_line_says_so():
     page = front_page({"zoo_genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1), missing=2)})
     assert "1 to 3 seeds, 2 runs missing): none is lower than rope; not decided: pope -0.1 %." in page
@@ -47,9 +52,13 @@ def test_the_line_names_encodings_that_are_equivalent_to_the_reference():
 
 def test_the_official_split_is_on_the_line_of_the_random_one():
     random, official = outcome(row("pope", -0.9, "lower")), outcome(row("pope", 0.2))
-    page = front_page({"maestro_60k": random, "maestro_official": official})
-    assert "lower than rope: pope -0.9 %. With the official split ([maestro_official]" in page
+    short = outcome(row("pope", 0.4))
+    page = front_page({"maestro_60k": random, "maestro_official": official, "maestro_official_16k": short})
+    line = next(line for line in page.splitlines() if line.startswith("- Piano"))
+    assert "lower than rope: pope -0.9 %. With the official split ([maestro_official]" in line
+    assert "not decided: pope +0.2 %. With 16,000 of the 60,000 steps ([maestro_official_16k]" in line
     assert "| encoding | piano | piano, official split |" in page
+    assert "| pope | **-0.9 %** | +0.4 % |" in page
     alone = front_page({"jsb_tuned": random, "maestro_official": official})
     assert "lower than rope: pope -0.9 %.\n- With the official split ([maestro_official]" in alone
 

@@ -34,6 +34,7 @@ GIVEN_FILES = (
     "maestro",
     "maestro_60k",
     "maestro_official",
+    "maestro_official_16k",
     "text_124m",
     "zoo_genome",
     "zoo_maestro",
