@@ -21,9 +21,10 @@ UNDECIDED = {"undecided", "one cluster dominates", "not enough seeds", "not enou
 
 
 class Topic(NamedTuple):
-    """A study that stands for a topic, its heading in the table, if it has a column, with a note, and how lines name it.
+    """A study that stands for a topic, its heading in the table with a note, and how lines name it.
 
     Attributes:
+        heading: empty for a study that has a line but no column.
         follows: the study whose line ends with the sentence on this one; if empty, the sentence has its own line.
     """
 
