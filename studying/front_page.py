@@ -200,7 +200,10 @@ def _diagnostics(outcome: Outcome) -> str:
 
 
 def _table(outcomes: Mapping[str, Outcome], topics: Sequence[Topic]) -> Table:
-    """The encodings that most studies have, by mean rank, with what each study found; columns only for `topics`."""
+    """MOST encodings by mean rank, with what each study found; columns only for `topics`.
+
+    The encodings that most studies have come first, and of those that equally many have, the best ranked.
+    """
     compared = _kept(LOSSES, outcomes)
     found = {topic.study: {row["model"]: row for row in outcomes[topic.study].rows} for topic in compared}
     references = {topic.study: outcomes[topic.study].reference for topic in compared}
