@@ -64,9 +64,17 @@ def windows(store: Store, index: np.ndarray, length: int, overlap: float, period
         while end < size:
             begin, scored, end = begin + stride, end, min(begin + stride + length, size)
             # The last window is as long as possible: a full one that ends with the document, rounded up to a period.
-            earliest = -(-(size - length) // period) * period
-            found.append(Window(number, min(begin, earliest), scored, end))
+            found.append(Window(number, min(begin, last_begin(size, length, period)), scored, end))
     return sorted(found, key=lambda window: -window.size)
+
+
+def last_begin(size: int, length: int, period: int) -> int:
+    """Where the longest window of at most `length` of `size` tokens begins that ends with the last of them.
+
+    It is a multiple of `period`, unless `length` is below the period.
+    """
+    period = period if period <= length else 1
+    return -(-max(0, size - length) // period) * period
 
 
 def batched(rows: Sequence[T], sizes: Sequence[int], tokens: int) -> Iterator[list[T]]:

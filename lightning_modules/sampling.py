@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.options import Option, Seed
+from .evaluation import last_begin
 from .options import SamplingOptions
 from .transformer import Transformer
 
@@ -57,6 +58,20 @@ def sample(
             logits = model.next_logits(drawn[:, i : i + 1], state)
     model.train(was_training)
     return drawn
+
+
+def visible(model: Transformer, prompt: Tensor, tokens: int, length: int, period: int = 1) -> Tensor:
+    """The end of `prompt [B, P]` that the model is given before it draws `tokens` more, as windows are in evaluation.
+
+    A pass over a long prompt would take time quadratic in its length, and models are rarely good far beyond the trained
+    length.
+
+    Args:
+        length: the trained length. With encodings that limit the context, prompt and `tokens` fit into it too.
+        period: the domain's period; the end begins at one of its multiples.
+    """
+    most = length if model.longest is None else min(length, model.longest - tokens)
+    return prompt if most < 1 else prompt[:, last_begin(prompt.shape[1], most, period) :]
 
 
 def draw(

@@ -18,7 +18,7 @@ from ..domains.records import Records
 from ..domains.unit_labels import unit_label
 from ..lightning_modules.evaluation import Evaluation
 from ..lightning_modules.options import DataOptions, EvaluationOptions
-from ..lightning_modules.sampling import sample
+from ..lightning_modules.sampling import sample, visible
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import refuse_problems
 from ..session.run_choices import on_one_device
@@ -84,7 +84,7 @@ class Bundle:
     Args:
         model: maps ids `[B, T]` to logits `[B, T, V]`.
         domain: encodes text and files, and decodes ids.
-        length: longest context for scoring, in tokens; `data.length` of a run.
+        length: longest context for scoring, and longest prompt that the model sees, in tokens; `data.length` of a run.
         overlap: fraction of each window that is context for documents longer than `length`; `evaluation.overlap`.
     """
 
@@ -159,7 +159,8 @@ class Bundle:
         """Draw a sample that continues `prompt`.
 
         Args:
-            prompt: a text or a file, as for `score`; None to begin with the start token.
+            prompt: a text or a file, as for `score`; None to begin with the start token. The model sees at most the
+                last `length` tokens of it.
             tokens: number of tokens to draw.
             count: number of samples; None for one.
             seed: the same seed gives the same samples on the same device.
@@ -180,7 +181,8 @@ class Bundle:
         ids = torch.tensor(start, device=self.device) if prompt is None else self.encode(prompt)
         ids = ids.expand(1 if count is None else count, -1)
         settings = settled(self.domain, {"top_p": None, **options})
-        drawn = sample(self.model, ids, tokens, seed=seed, forbidden=(self.domain.start,), **settings)
+        seen = visible(self.model, ids, tokens, self.length, self.domain.period)
+        drawn = sample(self.model, seen, tokens, seed=seed, forbidden=(self.domain.start,), **settings)
         found = [self.decode(row) for row in torch.cat([ids, drawn], 1)]
         return found[0] if count is None else found
 

@@ -15,7 +15,7 @@ from ..core.words import plural
 from ..domains.base import Domain
 from ..domains.store import UNSCORED, Store
 from ..lightning_modules.evaluation import autocast
-from ..lightning_modules.sampling import sample
+from ..lightning_modules.sampling import sample, visible
 from ..lightning_modules.transformer import Transformer
 from ..reporting.sample_metrics import SAMPLE, TEST, measured, metrics_table, read_metrics, write_metrics
 from ..session.run_directory import RunDirectory
@@ -119,11 +119,21 @@ def write_answers(session: Session, model: Transformer, store: Store, count: int
 def draw_samples(
     session: Session, model: Transformer, prompt: Tensor, tokens: int, seed: int = 0, **settings
 ) -> list[list[int]]:
-    """Continue `prompt [samples, P]`; the ids of prompt and continuation. Prints the sampling `settings`."""
+    """Continue `prompt [samples, P]`; the ids of prompt and continuation. Prints the sampling `settings`.
+
+    The model sees the end of a prompt that is longer than `data.length`.
+    """
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
     session.console.print(f"drawing {plural(len(prompt), 'sample')} of {tokens:,} tokens: {', '.join(given)}")
+    seen = visible(model, prompt, tokens, session.data.length, session.domain.period)
+    if seen.shape[1] < prompt.shape[1]:
+        limit = f"data.length={session.data.length:,}"
+        if model.longest is not None and model.longest - tokens < session.data.length:
+            limit = f"encoding.length={model.longest:,}, which includes the sample"
+        part = f"the model sees the last {seen.shape[1]:,} of the prompt's {prompt.shape[1]:,} tokens"
+        session.console.print(f"{part}, because of {limit}", soft_wrap=True)
     with shown("sampling", tokens, console=session.console) as report:
-        start, never = prompt.to(session.settings.device), (session.domain.start,)
+        start, never = seen.to(session.settings.device), (session.domain.start,)
         try:
             drawn = sample(model, start, tokens, seed=seed, forbidden=never, on_token=report, **settings)
         except ValueError as error:

@@ -63,7 +63,8 @@ class GenerateOptions(SamplingOptions):
     Attributes:
         samples: number of samples.
         tokens: length of each sample in tokens, without the prompt.
-        prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null for no prompt.
+        prompt: a file of the domain's kind (.mid, .fa, .txt) to continue; null for no prompt. The model sees at most
+            the last data.length tokens of it.
         sampling_seed: seed of the random draws.
     """
 

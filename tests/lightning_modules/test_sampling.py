@@ -1,11 +1,14 @@
 """Sampling: the filters by hand, determinism, and time linear in the length."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bearings.encodings.absolute_learned import AbsoluteLearned
 from bearings.encodings.base import Encoding
-from bearings.lightning_modules.sampling import draw, sample
+from bearings.lightning_modules.sampling import draw, sample, visible
 from bearings.lightning_modules.transformer import Transformer
 from bearings.tasks.options import GenerateOptions
 
@@ -71,6 +74,26 @@ def test_each_token_is_computed_once():
     model.embedding.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[1]))
     sample(model, torch.zeros(1, 7, dtype=torch.int64), 64)
     assert seen == [7] + [1] * 63
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "limits", "seen"),
+    [
+        (10, 99, {"length": 10}, 10),
+        (10, 99, {"length": 9}, 9),
+        (13, 99, {"length": 8, "period": 4}, 5),  # from token 8 on
+        (12, 99, {"length": 8, "period": 4}, 8),
+        (12, 99, {"length": 3, "period": 4}, 3),
+        (40, 4, {"length": 16, "longest": 12}, 8),
+        (40, 4, {"length": 6, "longest": 12}, 6),
+        (40, 12, {"length": 6, "longest": 12}, 40),  # which `sample` refuses
+    ],
+)
+def test_the_model_sees_the_end_of_a_long_prompt(size, tokens, limits, seen):
+    longest = limits.pop("longest", None)
+    model = small() if longest is None else small(partial(AbsoluteLearned, length=longest))
+    prompt = torch.arange(size).expand(2, -1)
+    assert torch.equal(visible(model, prompt, tokens, **limits), prompt[:, -seen:])
 
 
 def test_only_the_logits_of_the_last_token_are_computed():

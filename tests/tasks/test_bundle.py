@@ -124,6 +124,8 @@ def test_a_bundle_of_a_model_in_memory():
     assert scored.tokens == 72
     assert scored.nats_per_token == pytest.approx(math.log(domain.vocabulary), abs=0.5)
     assert set(bundle.sample("ACGT", tokens=8)) <= set("ACGTN")
+    ends = [bundle.sample(start + 16 * "ACGT", tokens=8)[-8:] for start in ("A", "CCC")]  # the model sees 16 tokens
+    assert ends[0] == ends[1]
     with pytest.raises(UserError, match="'J' is not a nucleotide"):
         bundle.score("ACGJ")
     with pytest.raises(UserError, match=r"chr1\.fa cannot be read"):

@@ -75,6 +75,28 @@ def test_the_terminal_shows_the_continuation_of_a_prompt(tmp_path, monkeypatch):
     assert "jihg" not in printed
 
 
+def test_the_model_sees_no_more_of_a_prompt_than_it_was_trained_with(tmp_path, monkeypatch):
+    seen = []
+
+    def sample(model, prompt, tokens, **settings):
+        seen.append(prompt.shape)
+        return torch.full((len(prompt), tokens), 3)
+
+    monkeypatch.setattr("bearings.tasks.generate.sample", sample)
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2", "data.length=32", "task.samples=0"))
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    for letters in (31, 400):
+        session.console = Console(file=io.StringIO(), width=200)
+        (tmp_path / "prompt.txt").write_text(letters * "a")
+        Generate(samples=1, tokens=8, prompt=str(tmp_path / "prompt.txt"))(session)
+        (written,) = run.path.glob("samples/*-0.txt")
+        assert written.read_text().endswith("?" + letters * "a" + 8 * "c")
+        written.unlink()
+        line = "the model sees the last 32 of the prompt's 401 tokens, because of data.length=32\n"
+        assert (line in session.console.file.getvalue()) == (letters == 400)
+    assert seen == [(1, 32)] * 2
+
+
 def test_samples_are_measured_like_test_pieces_of_the_same_length(tmp_path, monkeypatch):
     class Counted(Letters):
         measures = Measures({"share_of_b": "share of b"}, "8 letters", "position, letters", 8.0, "Counted.")
