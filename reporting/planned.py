@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 
 from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import UserError, nearest, nearest_key, one_line
-from ..core.plain_yaml import read_yaml
+from ..core.plain_yaml import as_yaml, read_yaml
 from ..session.explaining import explain
 from ..session.identity import incidental
 from ..session.run_config import GROUPS
@@ -31,6 +31,7 @@ from .statistics import FEWEST_SEEDS
 from .study import MISSING, Trouble
 
 LIST = "study.yaml"
+EXAMPLE = "such as - encoding=rope,pope seed=0,1,2"  # of a line
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
 KEYS = (
     "question",
@@ -79,9 +80,12 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     try:
         found = read_yaml(folder / LIST, LARGEST)
         if not isinstance(found, Mapping) or "runs" not in found:
-            raise TypeError("runs: [LINE, ...] is missing")
-        if not (isinstance(found["runs"], list) and all(isinstance(line, str) for line in found["runs"])):
-            raise TypeError("runs must be a list of lines")
+            raise TypeError(f"runs is missing: list lines under it, {EXAMPLE}")
+        if not isinstance(found["runs"], list):
+            raise TypeError(f"runs is not a list: write each line after a dash, {EXAMPLE}")
+        if others := [each for each in found["runs"] if not isinstance(each, str)]:
+            given = " ".join(as_yaml(others[0]).removesuffix("...\n").split())[:80]
+            raise TypeError(f"runs: {given} is not a line of settings: write each line after a dash, {EXAMPLE}")
         if unknown := [key for key in found if key not in KEYS]:
             raise TypeError(f"unknown key {unknown[0]}; allowed: {', '.join(KEYS)}")
         found = {key: value for key, value in found.items() if value is not None}
@@ -202,6 +206,14 @@ def expanded(line: str) -> Iterator[list[str]]:
         UserError: as in `read_list`.
     """
     yield from map(list, itertools.product(*_choices(line)))
+
+
+def as_written(line: str, run: Sequence[str]) -> str:
+    """The settings of a `run` of a line, with those that the line does not sweep over as they are in the line."""
+    words = zip(words_of(line), run, strict=True)
+    settings = [setting if _parsed(word).is_sweep_override() else word for word, setting in words]
+    quotes = ["" if " " not in each else '"' if "'" in each else "'" for each in settings]
+    return " ".join(f"{quote}{each}{quote}" for quote, each in zip(quotes, settings, strict=True))
 
 
 def words_of(line: str) -> list[str]:

@@ -18,7 +18,18 @@ from omegaconf.errors import OmegaConfBaseException
 from ..core.errors import UserError, nearest
 from ..reporting.naming import short
 from ..reporting.packed import packed_names, read_packed
-from ..reporting.planned import LIST, SEED, listed, read_list, searched_run, without_seed, words_of
+from ..reporting.planned import (
+    EXAMPLE,
+    LIST,
+    SEED,
+    as_written,
+    expanded,
+    listed,
+    read_list,
+    searched_run,
+    without_seed,
+    words_of,
+)
 from ..reporting.study import differing
 from ..session.configuration import asked
 from ..session.explaining import explain
@@ -143,9 +154,10 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
         )
     study = read_list(folder)
     if not study["runs"]:
-        raise UserError(f"{folder / LIST}: runs is empty: list a line, such as encoding=rope,pope seed=0,1,2")
+        raise UserError(f"{folder / LIST}: runs is empty: list a line, {EXAMPLE}")
     found: dict[Path, Job] = {}
     lines: dict[Path, str] = {}  # by the directory of the run
+    written = [as_written(line, each) for line in study["runs"] for each in expanded(line)]
     search, searches = study.get("search", ""), {}  # by the settings without a seed
     contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
     identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
@@ -158,13 +170,13 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        for each, chosen in listed(folder):
+        for line, (each, chosen) in zip(written, listed(folder), strict=True):
             if of is not None and searched_run(each) != of:
                 continue
             given = [*each, *(chosen or ()), *settings, as_setting("runs", runs)]
             unseeded = without_seed(given)
             if unseeded not in identified:
-                with _named(folder, each):
+                with _named(folder, line):
                     config, _ = _asked(given)
                     domain = repr(config["domain"])
                     session = Session(matched({**config, **contents.get(domain, {})}))
@@ -175,9 +187,9 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
             config = {**identified[unseeded], **({} if seed is None else {"seed": seed})}
             run = RunDirectory.of(config)
             if run.path in lines:
-                both = f"{lines[run.path]}; {' '.join(each)}"
-                raise UserError(f"{folder / LIST}: these are the same run, so list it once: {both}")
-            lines[run.path] = " ".join(each)
+                same = "; ".join(dict.fromkeys([lines[run.path], line]))
+                raise UserError(f"{folder / LIST}: the same run is listed twice, so remove one: {same}")
+            lines[run.path] = line
             names = tuple(config["names"].items())
             one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
             kept = folder / "runs" / run.path.relative_to(runs)
@@ -185,13 +197,13 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
             if not planned.finished and (there := data_of().get(_apart_from_data(config))) is not None:
                 planned.other_data = _differing(there, config["content"])
             if unseeded not in checked and not planned.finished:  # records may come from a machine with other devices
-                with _named(folder, each):
+                with _named(folder, line):
                     Session.of(config)
                 checked.add(unseeded)
             if names not in followed:
                 followed[names] = [_followed(folder, then, config["names"]) for then in follow]
             for then, (configuration, task) in zip(follow, followed[names], strict=True):
-                with _named(folder, [then]):
+                with _named(folder, then):
                     configuration_for(run, configuration, words_of(then))
                 scored[config["names"]["encoding"]] |= task.possible_contexts(
                     test_splits[unseeded][0], config["data"]["length"]
@@ -285,7 +297,7 @@ def _search(
     """The search for the settings of `run`, whose checked configuration is `config`."""
     own, places = ([each for each in given if not key_of(each).startswith("task.")] for given in (run, settings))
     given = [*without_seed(own), *words_of(search), *places, as_setting("task.out", runs.parent / "tuning")]
-    with _named(folder, [search]):
+    with _named(folder, search):
         asked_for, task = _asked(given)
         path = task.check(Session(config))
         return Searched(searched_run(run), search, task.points(config), given, path, task.each_seed(asked_for), folder)
@@ -293,7 +305,7 @@ def _search(
 
 def _followed(folder: Path, line: str, names: Mapping[str, str]) -> tuple[Mapping, Any]:
     """The configuration and the task of a `line` of `then` in the study's list, after a run with these `names`."""
-    with _named(folder, [line]):
+    with _named(folder, line):
         given = words_of(line)
         config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
         if task.needs != "run":
@@ -315,10 +327,10 @@ def _asked(given: list[str]) -> tuple[dict, Any]:
 
 
 @contextmanager
-def _named(folder: Path, line: Sequence[str]) -> Iterator[None]:
+def _named(folder: Path, line: str) -> Iterator[None]:
     """Add the study's list and the `line` to the message of an error."""
     try:
         yield
     except (UserError, HydraException, OmegaConfBaseException) as error:
         why = error if isinstance(error, UserError) else explain(error)
-        raise UserError(f"{folder / LIST}, {' '.join(line)}: {why}") from error
+        raise UserError(f"{folder / LIST}, {line}: {why}") from error

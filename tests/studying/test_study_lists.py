@@ -134,5 +134,44 @@ def test_lines_that_are_the_same_run_are_refused(tmp_path):
     runs = ["experiment=debug encoding=rope match=flops,params"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": runs}))
     same = "experiment=debug encoding=rope match=flops; experiment=debug encoding=rope match=params"
-    with pytest.raises(UserError, match=re.escape(f"study.yaml: these are the same run, so list it once: {same}")):
+    with pytest.raises(UserError, match=re.escape(f"study.yaml: the same run is listed twice, so remove one: {same}")):
         studies.plan(tmp_path, tmp_path / "trained")
+
+
+@pytest.mark.parametrize("lines", [["seed=0", "seed=0"], ["seed=0,0"], ["seed=0,1", "seed=0"]])
+def test_a_line_that_is_listed_twice_is_shown_once(tmp_path, lines):
+    (tmp_path / "study.yaml").write_text("runs:\n" + "".join(f"  - experiment=debug {line}\n" for line in lines))
+    with pytest.raises(UserError, match=r"the same run is listed twice, so remove one: experiment=debug seed=0$"):
+        studies.plan(tmp_path, tmp_path / "trained")
+
+
+@pytest.mark.parametrize(
+    "setting", ["'domain.path=my music/a'", "optimizer.learning_rate=1e-3", "\"domain.path='a, b'\""]
+)
+def test_a_run_is_named_as_its_line_is_written(tmp_path, setting):
+    (tmp_path / "study.yaml").write_text(f"runs:\n  - experiment=debug {setting} seed=-1,0\n")
+    with pytest.raises(UserError, match=re.escape(f"study.yaml, experiment=debug {setting} seed=-1: seed=-1: it must")):
+        studies.plan(tmp_path, tmp_path / "trained")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("reference: rope", "runs is missing: list lines under it, such as - encoding=rope,pope seed=0,1,2"),
+        ("runs: encoding=rope", "runs is not a list: write each line after a dash, such as - encoding=rope,pope"),
+        (
+            "runs: [seed=0,1]",
+            "runs: 1 is not a line of settings: write each line after a dash, such as - encoding=rope",
+        ),
+        ("runs:\n  -\n", "runs: null is not a line of settings: write each"),
+        (
+            "runs:\n  - seed: 0\n    encoding: rope",
+            "runs: seed: 0 encoding: rope is not a line of settings: write each",
+        ),
+        ("runs:\n  - - seed=0\n    - encoding=rope", "runs: - seed=0 - encoding=rope is not a line of settings: write"),
+    ],
+)
+def test_what_is_no_list_of_lines_is_shown_as_written(tmp_path, text, message):
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"study.yaml: {message}")):
+        read_list(tmp_path)
