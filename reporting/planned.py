@@ -21,6 +21,7 @@ from ..core.errors import UserError, nearest, nearest_key, one_line
 from ..core.plain_yaml import as_yaml, read_yaml
 from ..session.explaining import explain
 from ..session.identity import incidental
+from ..session.overrides import choices_of
 from ..session.run_config import GROUPS
 from ..session.run_directory import PLACES, leaves, without_folders
 from ..session.settings import known_keys
@@ -73,9 +74,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
     would change the answer, are text. Keys without a value are ignored.
 
     Raises:
-        UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; `variants` or
-            `compare` names a setting that no run can have; a line sets a key that is not part of a run's configuration;
-            or the lines list more than MOST_RUNS runs.
+        UserError: the file cannot be read, lacks `runs`, has an unknown key or a value of the wrong type; `published`
+            names an unknown encoding; `variants` or `compare` names a setting that no run can have; a line sets a key
+            that is not part of a run's configuration; or the lines list more than MOST_RUNS runs.
     """
     try:
         found = read_yaml(folder / LIST, LARGEST)
@@ -117,6 +118,11 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             ):
                 raise TypeError("published must have results by encoding for each split: {test: {rope: 1.501 nats}}")
             found["published"] = {split: figures for split, figures in published.items() if figures}
+            encodings = choices_of("encoding")
+            for each in itertools.chain(*found["published"].values()):
+                if each not in encodings:
+                    allowed = f"{nearest(each, encodings)}allowed: {', '.join(encodings)}"
+                    raise UserError(f"{folder / LIST}, published: {each} is not an encoding; {allowed}")
         if "claims" in found:
             found["claims"] = read_claims(found["claims"])
     except (OSError, ValueError, TypeError) as error:

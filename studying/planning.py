@@ -143,8 +143,8 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
 
     Raises:
         UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
-            is invalid; two lines are the same run; its reference or a claim names an encoding that no run has; or a
-            claim has a context that no line of `then` scores.
+            is invalid; two lines are the same run; its reference, a claim or a published result is of an encoding that
+            no run has; or a claim has a context that no line of `then` scores.
     """
     _refuse_decisive(folder, settings)
     if runs.resolve() == (folder / "runs").resolve():
@@ -244,6 +244,7 @@ def _differing(there: Mapping, here: Mapping) -> str:
 def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) -> None:
     """Raise UserError for a model that the list names, if none of its runs has the encoding."""
     named = [("reference", study.get("reference"))]
+    named += [("published", model) for figures in study.get("published", {}).values() for model in figures]
     named += [("claims", model) for claim in study.get("claims", ()) for model in (claim.model, claim.than)]
     for key, model in named:
         if model is not None and (encoding := model.partition(",")[0]) not in encodings:

@@ -96,6 +96,10 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
             "published: no run has the test split valid; allowed: test",
         ),
         (
+            "published: {test: {pope: 1 nats}}\nruns: [experiment=debug encoding=rope]",
+            "published: no run has the encoding pope; did you mean rope. allowed: rope",
+        ),
+        (
             "runs: [experiment=debug encoding=alibi encoding.head_share=1]",
             ".*encoding.head_share: unknown key; did you mean encoding.heads_share. allowed: encoding.heads_share, ",
         ),

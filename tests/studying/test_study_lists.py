@@ -14,6 +14,7 @@ from bearings.reporting.planned import MOST_RUNS, expanded, read_list
 from bearings.reporting.reading import read_study
 from bearings.session.trust import trusting
 from bearings.studying import planning as studies
+from bearings.studying.outcomes import read_outcome
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,17 @@ def test_a_key_that_no_run_can_have_is_refused(tmp_path, entry, key, message):
         Context().run(read_list, tmp_path)  # without the packages that all tests trust
     with trusting("mine"):  # its classes can have any options
         assert read_list(tmp_path)[entry][1] == key
+
+
+def test_published_results_of_an_unknown_encoding_are_refused_wherever_the_list_is_read(tmp_path):
+    study = {"runs": ["seed=0 encoding=rope"], "published": {"test": {"rope": "1.5 nats", "poep": "1.4 nats"}}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    message = (
+        r"study\.yaml, published: poep is not an encoding; did you mean pope\? allowed: absolute_learned, .*, xpos$"
+    )
+    for read in (read_list, read_outcome):  # task.check=true reads outcomes
+        with pytest.raises(UserError, match=message):
+            read(tmp_path)
 
 
 def test_a_key_that_only_some_runs_have_can_be_compared(tmp_path):
