@@ -52,12 +52,14 @@ class RunDirectory:
         run = cls(path, config)
         if run.config_file.exists():
             there, here = (dict(leaves(identity(c))) for c in (cls.open(path).config, config))
-            for key in sorted(there.keys() | here.keys()):
-                if there.get(key) != here.get(key):
-                    raise UserError(
-                        f"{path} was made with another configuration ({key}={as_typed(there.get(key))}, not "
-                        f"{as_typed(here.get(key))}): leave out run= for an automatic directory, or name a new one"
-                    )
+            keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+            settings = [key for key in keys if not key.startswith("content.")]  # the others are digests of data
+            if keys:
+                how = "from other data"
+                if settings:
+                    was, now = (as_typed(each.get(settings[0])) for each in (there, here))
+                    how = f"with another configuration ({settings[0]}={was}, not {now})"
+                raise UserError(f"{path} was made {how}: leave out run= for an automatic directory, or name a new one")
         return run
 
     @classmethod

@@ -56,6 +56,15 @@ def test_a_directory_of_another_configuration_is_refused(tmp_path):
     assert go(configured(tmp_path, "trainer.checkpoint_every=3") | {"run": str(run.path)})
 
 
+def test_a_directory_of_other_data_is_refused_without_their_digest(tmp_path):
+    run, _ = go(configured(tmp_path))
+    with pytest.raises(UserError, match=r"-s0 was made from other data: leave out run="):
+        RunDirectory.of(run.config | {"run": str(run.path), "content": {"files": "0" * 64}})
+    other = configured(tmp_path, "optimizer.learning_rate=0.5") | {"run": str(run.path), "content": {"files": "0" * 64}}
+    with pytest.raises(UserError, match=r"another configuration \(optimizer.learning_rate=0.004, not 0.5\)"):
+        RunDirectory.of(other)
+
+
 def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
     paths = {
         str(RunDirectory.of(configured(tmp_path, *overrides)).path)
