@@ -156,23 +156,24 @@ class Assignment:
         """
         present = dict.fromkeys([*(name for names in self.used.values() for name in names), *self.left_out])
         source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
-        holds = f"{source} has {', '.join(list(present)[:5])}{' ...' if len(present) > 5 else ''}"
+        holds = f"{source} has {_first(list(present), 5)}"
         for name, regions in self._listed.items():
             if name not in present:
                 raise UserError(
                     f"{self.bed}, line {regions[0].line}: {name} is absent; {nearest(name, present)}{holds}"
                 )
         if self.split == "chromosome" and self.windows is None:
-            for split, names in self.named.items():
-                for name in names or ():
-                    if name not in present:
-                        rest = ", or domain.train=null for all other records" if split == "train" else ""
-                        raise UserError(
-                            f"domain.{split} names {name}, which is missing; {holds}: name existing records{rest}"
-                        )
+            absent = {split: [n for n in names or () if n not in present] for split, names in self.named.items()}
+            if given := [f"{_first(names, 3)} (domain.{split})" for split, names in absent.items() if names]:
+                rest = ", or domain.train=null for all other records" if absent["train"] else ""
+                raise UserError(f"missing records: {', '.join(given)}; {holds}: name existing records{rest}")
         for split, names in self.used.items():
             if not names:
                 raise UserError(f"split={self.split} assigns no record to {split}: {holds}: change the assignment")
+
+
+def _first(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (" ..." if len(names) > most else "")
 
 
 def _read_bed(path: Path) -> dict[str, list[Region]]:
