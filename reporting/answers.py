@@ -89,10 +89,10 @@ def _shared(alike: Sequence[Score]) -> list[str]:
         return [_clause(each) for each in alike]
     reference, verdict = name_of(first, first.against), first.verdict
     if verdict == "no difference":
-        what = f"equivalent to {reference} within the margin"
+        what = f"equivalent to {reference}{_within(first)}"
         ends = [name_of(each, each.contestant) + _observed(each).replace(":", ",") for each in (first, last)]
     else:
-        what = f"{verdict.partition(',')[0]} than {reference}{_within(first)}"
+        what = f"{verdict.partition(',')[0]} than {reference}{_also_within(first)}"
         ends = [f"{name_of(each, each.contestant)}, by {_amount(each)}" for each in (first, last)]
     return [f"{number} are {what}: from {ends[0]}, to {ends[1]}"]
 
@@ -140,9 +140,9 @@ def _clause(score: Score) -> str:
     if verdict.startswith("solves"):
         return f"{model} {verdict} than {reference}" + _observed(score)
     if verdict.startswith(("lower", "higher")) and score.compared is not None:
-        return f"{model} is {verdict.partition(',')[0]} than {reference} by {_amount(score)}{_within(score)}"
+        return f"{model} is {verdict.partition(',')[0]} than {reference} by {_amount(score)}{_also_within(score)}"
     if verdict == "no difference":
-        return f"{model} and {reference} are equivalent within the margin" + _observed(score)
+        return f"{model} and {reference} are equivalent{_within(score)}" + _observed(score)
     because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
     return f"{model} against {reference} is undecided{because}" + _seen(score)
 
@@ -168,7 +168,11 @@ def _widest(alike: Collection[Solving]) -> str:
 
 
 def _within(score: Score) -> str:
-    return ", within the margin of equivalence" if score.verdict.endswith("margin") else ""
+    return f" within the margin of {score.difference.margin:g} nats/token" if score.difference else ""
+
+
+def _also_within(score: Score) -> str:
+    return f",{_within(score)}" if score.verdict.endswith("margin") else ""
 
 
 def name_of(score: Score, contestant: Contestant | None) -> str:

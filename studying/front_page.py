@@ -159,7 +159,7 @@ def _losses(outcome: Outcome) -> str:
     if undecided:
         parts.append(_listed(undecided, "not decided"))
     if equivalent := [row for row in rows if row["verdict"] == "no difference"]:
-        parts.append(_listed(equivalent, "equivalent within the margin"))
+        parts.append(_listed(equivalent, f"equivalent within {equivalent[0]['margin']:g} nats/token"))
     if higher:
         parts.append(_listed(higher, "higher"))
     return f"{'; '.join(parts)}."

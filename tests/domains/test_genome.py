@@ -204,7 +204,9 @@ def test_missing_bed_file_and_empty_split_raise(write, tmp_path):
     (tmp_path / "two.bed").write_text("a\t0\t10\ttrain\nb\t0\t10\tvalid\n")
     with pytest.raises(UserError, match=r"split=bed assigns no record to test: .*genome\.fa has a, b, c"):
         Genome(write(), split="bed", bed=str(tmp_path / "two.bed")).prepare(tmp_path)
-    with pytest.raises(UserError, match=r"missing records: chr21 \(domain.valid\), chr22 \(.*genome\.fa has a, b, c: n"):
+    with pytest.raises(
+        UserError, match=r"missing records: chr21 \(domain.valid\), chr22 \(.*genome\.fa has a, b, c: n"
+    ):
         Genome(write(), train=None).prepare(tmp_path)
     with pytest.raises(UserError, match=r"missing records: chr1, .*or domain.train=null for all other records"):
         Genome(write()).prepare(tmp_path)

@@ -46,8 +46,11 @@ REFUSED = "pope and rope cannot be compared "
 CASES = [
     (score(-0.25), r"pope is lower than rope by 12\.\d % \(1\d\.\d to 1\d\.\d\), 3 seeds"),
     (score(0.25), r"pope is higher than rope by 12\.\d % \(1\d\.\d to 1\d\.\d\), 3 seeds"),
-    (score(-0.25, margin=1.0), r"pope is lower than rope by .* 3 seeds, within the margin of equivalence"),
-    (score(0, margin=0.5), r"pope and rope are equivalent within the margin: measured difference \S+ % .*, 3 seeds"),
+    (score(-0.25, margin=1.0), r"pope is lower than rope by .* 3 seeds, within the margin of 1 nats/token"),
+    (
+        score(0, margin=0.5),
+        r"pope and rope are equivalent within the margin of 0.5 nats/token: measured difference \S+ % .*, 3 seeds",
+    ),
     (score(0, margin=1e-4), UNDECIDED + r"measured difference \S+ % \(-\S+ to \+\S+\), 3 seeds, adjusted p 0\.\d+"),
     (score(-0.25, seeds=2), REFUSED + r"\(a test needs 3 seeds of each\): .* \(.*\), over clusters only, 2 seeds"),
     (score(-0.25, clusters=5), REFUSED + r"\(a test needs 10 clusters of similar size\): .* -\S+ %, 3 seeds"),
@@ -151,12 +154,14 @@ def test_of_many_encodings_those_with_the_same_verdict_share_a_clause():
     lower, equal, higher, highest = answer.clauses
     amount = r"\d+\.\d % \(\S+ to \S+\), 3 seeds"
     assert re.fullmatch(rf"3 are lower than rope: from pope, by {amount}, to pope, by {amount}", lower)
-    assert equal.startswith("4 are equivalent to rope within the margin: from pope, measured difference ")
+    assert equal.startswith(
+        "4 are equivalent to rope within the margin of 0.01 nats/token: from pope, measured difference "
+    )
     assert higher.startswith("pope is higher than rope by ")
     assert highest.startswith("pope is higher than rope by ")
     (answer,) = answers([score(-0.3, margin=1.0)] * 9, "rope")
     (lower,) = answer.clauses
-    assert lower.startswith("9 are lower than rope, within the margin of equivalence: from pope, by ")
+    assert lower.startswith("9 are lower than rope, within the margin of 1 nats/token: from pope, by ")
 
 
 def test_of_many_encodings_those_that_solve_a_task_are_listed():
