@@ -1,5 +1,6 @@
 """Errors of a command in one line, including those of Hydra and OmegaConf."""
 
+import itertools
 import os
 import re
 import sys
@@ -52,19 +53,19 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
     if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
+        choices, keys = _without(key, sys.argv[1:] if given is None else given)
+        chosen = next((each for each in choices if each.startswith(f"{key.partition('.')[0]}=")), "")
         if key == "encoding.window":
-            return (
-                f"{key}: this encoding attends to all tokens, or sets windows in encoding.layers: set them there, or "
-                "use another encoding"
-            )
-        choices = _choices(sys.argv[1:] if given is None else given)
-        keys = sorted(_keys_of(_defaults(choices)))
+            if "encoding.layers" in keys:
+                return f"{key}: {chosen} sets windows in encoding.layers: set them there"
+            return f"{key}: {chosen or 'this encoding'} attends to all tokens: use another encoding, or leave it out"
         command = " ".join(["python main.py", *choices, "--cfg job"])
         allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
         if not allowed and key.startswith("task."):
             return f"{key}: unknown key; this task has no options: leave it out"
         others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
-        return f"{key}: unknown key; {nearest_key(key, keys)}{others}"
+        unknown = f"unknown key of {chosen}" if chosen else "unknown key"
+        return f"{key}: {unknown}; {nearest_key(key, keys)}{others}"
     if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
         key, _, values = found[1].partition("=")
         as_list = "" if choices_of(key) else f"; for a list, write {key}=[{values}]"
@@ -100,9 +101,17 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(kind.exit_status)
 
 
-def _choices(given: Sequence[str]) -> list[str]:
+def _without(key: str, given: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Choices in `given`, of which a sweep has several, whose configuration has no `key`, and the keys that it has.
+
+    They are the first ones with a similar key, if there are any.
+    """
     pairs = [argument.split("=", 1) for argument in given if "=" in argument]
-    return [f"{key}={value}" for key, value in pairs if value in choices_of(key)]
+    values = [(group, value.split(",")) for group, value in pairs]
+    groups = [[f"{group}={each}" for each in swept] for group, swept in values if {*swept} <= {*choices_of(group)}]
+    found = [(choices, sorted(_keys_of(_defaults(choices)))) for choices in itertools.product(*groups)]
+    found = [(choices, keys) for choices, keys in found if key not in keys] or found
+    return next((each for each in found if nearest_key(key, each[1])), found[0])
 
 
 def _defaults(choices: Sequence[str]) -> DictConfig:

@@ -35,7 +35,8 @@ MISTAKES = {
     "task=check task.tokens=3": "task.tokens: unknown key; this task has no options: leave it out",
     "encoding._target_=nonesuch.Spin trust=nonesuch": "encoding._target_=nonesuch.Spin: it cannot be imported "
     "(ModuleNotFoundError: No module named 'nonesuch'): install its package, or add the folder of the package to",
-    "encoding=path encoding.window=8": "encoding.window: this encoding attends to all tokens, or sets windows in",
+    "encoding=path encoding.window=8": "encoding.window: encoding=path attends to all tokens: use another encoding",
+    "encoding=pattern encoding.window=8": "encoding.window: encoding=pattern sets windows in encoding.layers: set them",
     "runs=": "runs='': it should not be empty",
     "task=generate run=": "run='': it should not be empty",
     "+sed=3": "sed: unknown key; did you mean seed? allowed: domain, ",
@@ -53,7 +54,7 @@ MISTAKES = {
     "--experimental-rerun=nofile": "--experimental-rerun=nofile: there is no such file",
     "--resolve": "--resolve: it needs --cfg job",
     "steps=3": "steps: unknown key; did you mean trainer.steps?",
-    "encoding=path encoding.base=3": "encoding.base: unknown key; allowed: encoding.beta_max, ",
+    "encoding=path encoding.base=3": "encoding.base: unknown key of encoding=path; allowed: encoding.beta_max, ",
     "data.batchsize=3": "data.batchsize: unknown key; did you mean data.batch_size?",
     "optimizer.lr=3": "optimizer.lr: unknown key; ",
     "task.sampels=3": "task.sampels: unknown key; did you mean task.samples?",
@@ -139,6 +140,28 @@ def test_a_mistake_is_one_line_and_leaves_nothing(run, tmp_path, arguments):
     assert err.startswith("error: " + MISTAKES[arguments])
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("encoding=rope,path encoding.window=8", "encoding.window: encoding=path attends to all tokens"),
+        (
+            "encoding=pope,rope seed=0,1 encoding.delta_init=zero",
+            "encoding.delta_init: unknown key of encoding=rope; allowed: encoding.base, ",
+        ),
+        (
+            "encoding=rope,pope encoding.delta_int=zero",
+            "encoding.delta_int: unknown key of encoding=pope; did you mean encoding.delta_init? allowed: ",
+        ),
+    ],
+)
+def test_a_mistake_in_a_sweep_names_the_choice_without_the_key(run, tmp_path, arguments, message):
+    status, _, err = run("-m", *arguments.split())
+    assert status == 2
+    assert re.fullmatch(r"error: [^\n]+\n", err), err
+    assert err.startswith("error: " + message)
+    assert not (tmp_path / "runs" / "jsb").exists()
 
 
 @needs_canonical

@@ -101,16 +101,19 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
         ),
         (
             "runs: [experiment=debug encoding=alibi encoding.head_share=1]",
-            ".*encoding.head_share: unknown key; did you mean encoding.heads_share. allowed: encoding.heads_share, ",
+            ".*encoding.head_share: unknown key of encoding=alibi; did you mean encoding.heads_share. allowed: ",
         ),
-        ("runs: [experiment=debug domain=genome domain.chunks=1]", ".*unknown key; did you mean domain.chunk. allowed"),
+        (
+            "runs: [experiment=debug domain=genome domain.chunks=1]",
+            ".*unknown key of domain=genome; did you mean domain.chunk. allowed",
+        ),
         (
             "runs: [experiment=debug]\nthen: ['task=extrapolate task.context=[128]']",
-            ".*task.context: unknown key; did you mean task.contexts. allowed: task.",
+            ".*task.context: unknown key of task=extrapolate; did you mean task.contexts. allowed: task.",
         ),
         (
             "search: task=tune task.rate=[1e-3]\nruns: [experiment=debug]",
-            ".*task.rate: unknown key; did you mean task.rates. allowed: task.",
+            ".*task.rate: unknown key of task=tune; did you mean task.rates. allowed: task.",
         ),
         (
             "claims: [{claim: x, model: rope, context: 99}]\nruns: [experiment=debug encoding=rope]\n"
