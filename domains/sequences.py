@@ -100,7 +100,7 @@ def read(paths: Iterable[Path], tally: Tally, soft_mask: bool = False) -> Iterat
         for record, codes in _blocks(path):
             if record is not last:
                 if last is not None and not length:
-                    raise UserError(f"{path}: record {last.name} has no sequence; is the file truncated?")
+                    raise UserError(f"{path}: record {last.name} has no sequence: remove the record")
                 if record.name in seen:
                     where = f"also in {seen[record.name]}" if seen[record.name] != path else "in the file twice"
                     raise UserError(f"{path}: record {record.name} is {where}: give each record a different name")

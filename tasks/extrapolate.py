@@ -51,7 +51,7 @@ class Extrapolate(Task):
         given = ExtrapolateOptions(**options)
         self.contexts, self.stretches, self.split = given.contexts, given.stretches, given.split
         self.factors = given.long_factors or (), given.short_factors or ()
-        self.first_tokens, self.files = given.first_tokens, paths_of(given.files)
+        self.first_tokens, self.files = given.first_tokens, paths_of(given.files, folders=True)
         if any(self.factors):
             Stretch(LISTED, 1.0, 2, *self.factors)  # raises for invalid factors
 

@@ -14,13 +14,19 @@ from ..domains.store import Store, StoreWriter
 SPLIT = "files"  # of the store
 
 
-def paths_of(given: str | Sequence[str], key: str = "files") -> list[Path]:
-    """Absolute paths of the option `key`, each once. Raises ValueError if one does not exist."""
+def paths_of(given: str | Sequence[str], key: str = "files", folders: bool = False) -> list[Path]:
+    """Absolute paths of the option `key`, each once.
+
+    Raises:
+        ValueError: one does not exist, or is a folder unless `folders` are allowed.
+    """
     found: dict[str, Path] = {}
     for file in [given] if isinstance(given, str) else given:
         there = os.path.expanduser(file)
         if not os.path.exists(there):
             raise ValueError(f"{key}={file}: the file does not exist")
+        if os.path.isdir(there) and not folders:
+            raise ValueError(f"{key}={file}: it is a folder: name its files, in brackets if there are several")
         found.setdefault(os.path.realpath(there), Path(os.path.abspath(there)))
     return [*found.values()]
 

@@ -77,7 +77,7 @@ DAMAGED = {
     "names twice": (b">a\nACGT\n>a again\nACGT\n", "record a is in the file twice"),
     "no name": (b">a\nACGT\n> \nACGT\n", "line 3: the header has no name"),
     "no text": (b">a\nACGT\n>\xff\nACGT\n", "line 3: the header is not UTF-8 text"),
-    "no sequence": (b">a\n>b\nACGT\n", "record a has no sequence"),
+    "no sequence": (b">a\n>b\nACGT\n", "record a has no sequence: remove the record"),
     ".2bit without bases": (two_bit({**BASES, "b": ""}), "record b has no sequence"),
     "no last sequence": (b">a\nACGT\n>b\n", "record b has no sequence; is the file truncated?"),
     "ends in a header": (b">a\nACGT\n>chr", "line 3: the file ends in a header; is it truncated?"),

@@ -59,9 +59,11 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     session, _ = trained
     with pytest.raises(ValueError, match=r"files=\[\]: give at least one"):
         Score(files=[])
-    with pytest.raises(ValueError, match="is a folder: give a file"):
-        Score(files=str(tmp_path), out=str(tmp_path))
     (tmp_path / "a.txt").write_text("abc")
+    with pytest.raises(ValueError, match="is a folder: give a file"):
+        Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path))
+    with pytest.raises(ValueError, match="it is a folder: name its files"):
+        Score(files=[str(tmp_path)])
     (tmp_path / "b.txt").write_text("")
     with pytest.raises(ValueError, match=r"files=nowhere\.txt: the file does not exist"):
         Score(files=[str(tmp_path / "a.txt"), "nowhere.txt"])
