@@ -1,7 +1,7 @@
 """Intervals of a ratio over seeds, over test clusters, and over both."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -132,7 +132,8 @@ class Spread:
     clusters follow from `effective`; with the plain number, the interval over such unequal clusters covers as little as
     92 %. The variance of clusters is scaled separately below and above the ratio, by how much farther the bootstrap
     extends than a t. With one scale for both sides, the interval covers as little as 91 % for exponentially distributed
-    clusters.
+    clusters. With log-normal ones (sigma 1), whose tails are heavier, it covers as little as 92 % with 30 clusters, and
+    89 % with twelve.
 
     Attributes:
         value: the ratio.
@@ -159,6 +160,10 @@ class Spread:
         skew = tuple(reach / t_quantile(TAIL, freedom[1]) for reach in bootstrap.reach())
         parts = ratios.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
         return cls(bootstrap.value, *parts, freedom, skew)
+
+    def with_seeds(self, seeds: int) -> "Spread":
+        """The spread if there were `seeds` seeds that vary alike."""
+        return replace(self, seeds=self.seeds * (self.freedom[0] + 1) / seeds, freedom=(seeds - 1, self.freedom[1]))
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
         return self.value - self.reach(TAIL, upwards=False), self.value + self.reach(TAIL, upwards=True)

@@ -1,13 +1,9 @@
 """How many seeds an undecided difference would need."""
 
-import math
 from collections.abc import Sequence
-
-from scipy.stats import norm
 
 from ..core.words import plural
 from .answers import name_of, title_of
-from .intervals import TAIL, t_quantile
 from .scores import ALPHA, Score
 from .statistics import Difference
 
@@ -20,14 +16,11 @@ def seeds_needed(found: Difference, tests: int) -> int | None:
     The test is that over seeds and clusters together, at the level of Bonferroni's correction for `tests` tests. More
     seeds reduce the variance over seeds, but not the variance over clusters.
     """
-    if found.seeds is None or found.clusters is None:
+    if found.spread is None:
         return None
-    of_seeds, of_clusters = ((high - low) / 2 for low, high in (found.seeds, found.clusters))
-    of_one_seed = of_seeds / t_quantile(TAIL, found.pairs - 1) * math.sqrt(found.pairs)
-    of_clusters /= norm.isf(TAIL)
     for seeds in range(found.pairs, MOST + 1):
-        error = math.hypot(of_one_seed / math.sqrt(seeds), of_clusters)
-        if abs(found.value) > t_quantile(ALPHA / tests / 2, seeds - 1) * error:
+        reach = found.spread.with_seeds(seeds).reach(ALPHA / tests / 2, upwards=found.value < 0)
+        if abs(found.value) > reach:
             return seeds
     return None
 

@@ -51,6 +51,7 @@ class Difference:
         welch: as `seeds`, but unpaired.
         clusters: interval for other documents, for the models as trained.
         both: interval for other seeds and other documents.
+        spread: the variances behind it.
         t_p: p of the paired t-test over seeds.
         welch_p: p of Welch's t-test over seeds.
         sign_flip_p: p of the exact sign-flip test over seeds.
@@ -70,6 +71,7 @@ class Difference:
     welch: Interval | None
     clusters: Interval | None
     both: Interval | None
+    spread: Spread | None
     t_p: float | None
     welch_p: float | None
     sign_flip_p: float | None
@@ -144,6 +146,7 @@ def difference(sums: np.ndarray, reference: np.ndarray, sizes: np.ndarray, margi
         level,
         margin,
         **found.intervals(),
+        spread=found.both,
         **_seed_tests(scores, references),
         **found.tests(value, margin),
         largest_share=share if len(sizes) > 1 else None,

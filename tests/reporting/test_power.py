@@ -37,12 +37,24 @@ def test_smaller_differences_and_more_tests_need_more_seeds():
     assert seeds_needed(found, 1) < seeds_needed(found, 50)
     assert seeds_needed(simulated(0.02, 5), 1) <= seeds_needed(found, 1)
     assert seeds_needed(simulated(0.0001, 5), 1) is None
-    assert seeds_needed(replace(found, clusters=None), 1) is None
+    assert seeds_needed(replace(found, spread=None), 1) is None
 
 
 def test_no_number_of_seeds_suffices_if_the_test_set_is_too_small():
-    found = replace(simulated(0.01, 5), clusters=(-0.02, 0.04))
-    assert seeds_needed(found, 1) is None
+    found = simulated(0.01, 5)
+    assert seeds_needed(replace(found, spread=replace(found.spread, clusters=np.array(1e-4))), 1) is None
+
+
+def test_more_seeds_reduce_what_differs_between_clusters_from_seed_to_seed():
+    def interacting(seeds):
+        random = np.random.default_rng(1)
+        noise = 0.1 * random.normal(size=(100, CLUSTERS))[:seeds]
+        noise -= noise.mean()
+        return difference(2.012 + noise, np.full((seeds, CLUSTERS), 2.0), np.ones(CLUSTERS), 0.01)
+
+    needed = seeds_needed(interacting(4), 1)
+    assert needed is not None
+    assert interacting(2 * needed).both_p < 0.05
 
 
 def score(name, found, verdict="undecided", place="jsb"):

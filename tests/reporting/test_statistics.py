@@ -103,6 +103,16 @@ def test_coverage_with_exponential_clusters(seeds, clusters):
         assert 93 <= coverage(both_interval(sums + skewed * sizes, sizes)) <= 97, (seed_sd, rest_sd)
 
 
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize(("clusters", "least", "most"), [(12, 88, 93), (30, 91, 95), (60, 93, 97)])
+def test_coverage_with_log_normal_clusters_is_lower_if_they_are_few(seeds, clusters, least, most):
+    random = np.random.default_rng([seeds, clusters])
+    skewed = 0.05 * (np.exp(random.normal(size=(STUDIES, 1, clusters))) - np.exp(0.5))
+    for seed_sd, rest_sd in ((0, 0), (0.002, 0.01), (0.01, 0.05)):
+        sums, sizes = study(seeds, clusters, seed_sd, 0, rest_sd, STUDIES)
+        assert least <= coverage(both_interval(sums + skewed * sizes, sizes)) <= most, (seed_sd, rest_sd)
+
+
 def test_skewed_clusters_give_asymmetric_intervals():
     random = np.random.default_rng(0)
     for sign in (-1, 1):
