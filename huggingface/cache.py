@@ -132,9 +132,15 @@ class BearingsCache(Cache):
             )
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens; `transformers` gives their number as a negative one."""
+        """Remove the last tokens; `transformers` gives their number as a negative one.
+
+        Raises:
+            ValueError: the number is positive.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): give the number of tokens to remove as a negative one")
         if self.tokens is not None and tokens_to_remove:
-            self.tokens, self.rows = self.tokens[:, : -abs(tokens_to_remove)], []
+            self.tokens, self.rows = self.tokens[:, :tokens_to_remove], []
 
     def reset(self) -> None:
         self.tokens, self.padding, self.rows = None, None, []
@@ -157,9 +163,13 @@ def padding_of(mask: Tensor) -> Tensor | None:
 
 
 def check_mask(mask: Tensor) -> None:
-    """Raise ValueError unless the mask is `[B, T]`."""
+    """Raise ValueError unless the mask is `[B, T]`, with the tokens of each row next to one another."""
     if mask.ndim != 2:
         raise ValueError(f"attention_mask {list(mask.shape)}: give a mask of [batch, tokens], 0 for padding")
+    kept = mask.bool()
+    begins = kept[:, :1].sum(1) + (kept[:, 1:] & ~kept[:, :-1]).sum(1)
+    if (begins > 1).any():
+        raise ValueError("attention_mask: it has a 0 between tokens: leave out these tokens, or split the row")
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:

@@ -19,6 +19,7 @@ class BearingsConfig(PretrainedConfig):
         intermediate_size: hidden size of the MLP.
         dropout: dropout probability in training, on embeddings and on both residual branches.
         rms_norm_eps: added to the mean square in every RMSNorm.
+        residual_in_fp32: keep the residual stream in float32 in mixed precision.
         max_position_embeddings: context length of training in tokens. Most encodings accept longer contexts.
         encoding: name of the positional encoding.
         encoding_options: its options.
@@ -43,6 +44,7 @@ class BearingsConfig(PretrainedConfig):
         intermediate_size: int = 704,
         dropout: float = 0.0,
         rms_norm_eps: float = 1e-6,
+        residual_in_fp32: bool = True,
         max_position_embeddings: int = 512,
         encoding: str = "rope",
         encoding_options: dict[str, Any] | None = None,
@@ -55,7 +57,7 @@ class BearingsConfig(PretrainedConfig):
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
         self.head_dim, self.mlp, self.intermediate_size, self.dropout = head_dim, mlp, intermediate_size, dropout
-        self.rms_norm_eps, self.use_cache = rms_norm_eps, use_cache
+        self.rms_norm_eps, self.residual_in_fp32, self.use_cache = rms_norm_eps, residual_in_fp32, use_cache
         self.max_position_embeddings = max_position_embeddings
         self.encoding, self.encoding_options = encoding, encoding_options or {}
         self.clock, self.dropped = clock, dropped

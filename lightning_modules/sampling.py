@@ -11,6 +11,10 @@ from .evaluation import last_begin
 from .options import SamplingOptions
 from .transformer import Transformer
 
+COLDEST = (
+    1e-6  # below this temperature, logits / temperature may overflow; the likeliest token is nearly certain anyway
+)
+
 
 @torch.inference_mode()
 def sample(
@@ -84,7 +88,7 @@ def draw(
 ) -> Tensor:
     """One token id `[B]` from `logits [B, vocabulary]`, excluding `forbidden [n]`."""
     logits = logits.index_fill(-1, forbidden, float("-inf"))
-    if temperature == 0:
+    if temperature < COLDEST:
         return logits.argmax(-1)
     logits = logits / temperature
     if top_k is not None and top_k < logits.shape[-1]:

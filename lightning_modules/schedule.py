@@ -8,8 +8,9 @@ from .options import Schedule
 def learning_rate_factor(step: int, total: int, warmup: int, schedule: Schedule, final: float) -> float:
     """Factor on the peak learning rate for update `step` (0-based) of `total`.
 
-    Linear warm-up over `warmup` updates, reaching 1 at update `warmup`; then decay to `final` at the last update, along
-    a half cosine (`cosine`) or a line (`linear`), or no decay (`constant`).
+    Linear warm-up over `warmup` updates, reaching 1 at update `warmup`; then decay along a half cosine (`cosine`) or
+    a line (`linear`), or none (`constant`). The decay ends with `final` at the last update, unless the warm-up ends
+    there or later.
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)

@@ -133,6 +133,12 @@ def test_a_cache_grows_and_shrinks(kind, tmp_path, monkeypatch, name):
     assert torch.allclose(torch.cat(logits, 1), expected[:, 3:], atol=1e-5)
     cache.crop(-4)
     assert torch.allclose(model(ids[:, -4:], past_key_values=cache).logits, expected[:, -4:], atol=1e-5)
+    with pytest.raises(ValueError, match=r"crop\(4\): give the number .* as a negative one"):
+        cache.crop(4)
+
+
+def test_every_option_of_the_model_has_a_default(kind):
+    assert kind(kind.config_class()).transformer.residual_in_fp32
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -230,6 +236,8 @@ def test_times_of_the_medium_and_dropped_positions_are_exported(kind, tmp_path, 
         ({"past_key_values": "a cache"}, "=str: give the (cache|past_key_values) of an earlier output"),
         ({"cache": "a cache"}, "=str: give the (cache|past_key_values) of an earlier output"),
         ({"attention_mask": torch.ones(3, 1, 1, LENGTH)}, "give a mask of .batch, tokens."),
+        ({"attention_mask": (torch.arange(LENGTH) != 5).expand(3, -1)}, "a 0 between tokens"),
+        ({"attention_mask": (torch.arange(LENGTH) != 5).expand(3, -1), "use_cache": False}, "a 0 between tokens"),
         ({"attention_mask": (torch.arange(LENGTH) < 9).expand(3, -1), "use_cache": True}, "padding on the left"),
     ],
 )
