@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
 
 from .stopping import STATUS
@@ -43,6 +43,11 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     named = {name.lower(): name for name in allowed}
     match = difflib.get_close_matches(given.lower(), named, n=1, cutoff=0.5)
     return f"did you mean {named[match[0]]}? " if match else ""
+
+
+def suggestions(given: str, allowed: Collection[str]) -> str:
+    """The end of a message about a name that is not `allowed`: the nearest one, and all of them."""
+    return f"{nearest(given, allowed)}allowed: {', '.join(allowed)}"
 
 
 def nearest_key(given: str, allowed: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, nearest, suggestions
 from .documents import CALLED
 from .sequences import Record
 from .store import SPLITS
@@ -198,7 +198,7 @@ def _read_bed(path: Path) -> dict[str, list[Region]]:
 
 def _split(word: str, place: str) -> str:
     if word.lower() not in CALLED:
-        raise UserError(f"{place}: {word[:40]!r} is no split; {nearest(word[:40], CALLED)}allowed: {', '.join(CALLED)}")
+        raise UserError(f"{place}: {word[:40]!r} is no split; {suggestions(word[:40], CALLED)}")
     return CALLED[word.lower()]
 
 

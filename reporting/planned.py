@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from hydra.errors import HydraException
 
 from ..core.checked_files import DAMAGE, figure, read_csv, why
-from ..core.errors import UserError, nearest, nearest_key, one_line
+from ..core.errors import UserError, nearest_key, one_line, suggestions
 from ..core.plain_yaml import as_yaml, read_yaml
 from ..session.explaining import explain
 from ..session.identity import incidental
@@ -121,8 +121,9 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             encodings = choices_of("encoding")
             for each in itertools.chain(*found["published"].values()):
                 if each not in encodings:
-                    allowed = f"{nearest(each, encodings)}allowed: {', '.join(encodings)}"
-                    raise UserError(f"{folder / LIST}, published: {each} is not an encoding; {allowed}")
+                    raise UserError(
+                        f"{folder / LIST}, published: {each} is not an encoding; {suggestions(each, encodings)}"
+                    )
         if "claims" in found:
             found["claims"] = read_claims(found["claims"])
     except (OSError, ValueError, TypeError) as error:
@@ -272,7 +273,7 @@ def _refuse_foreign(setting: Override, word: str, of: str) -> None:
         raise UserError(f"{word}: a search only has task=tune, its options without task.out, and seed=N")
     parts = key.split(".")
     if parts[0] not in ALLOWED:
-        raise UserError(f"{parts[0]}: unknown key; {nearest(parts[0], ALLOWED)}allowed: {', '.join(ALLOWED)}")
+        raise UserError(f"{parts[0]}: unknown key; {suggestions(parts[0], ALLOWED)}")
     if key == "task.out" and not PLACE.fullmatch(str(setting.value())):
         raise UserError(f"{word}: must be a path below the current folder, such as task.out=folder/file.csv")
     if setting.is_delete() or setting.package is not None or any(part.startswith("_") for part in parts):

@@ -7,7 +7,7 @@ from typing import Any, cast
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from ..core.errors import UserError, nearest, several, shortened
+from ..core.errors import UserError, several, shortened, suggestions
 from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
 from .overrides import choices_of, key_of, refuse_hidden_choices
 from .pretrained import start_from_pretrained
@@ -53,7 +53,7 @@ def _option_problems(given: Any) -> Iterator[str]:
     allowed = choices_of("encoding")
     for name, options in given.items():
         if name not in allowed:
-            yield f"encodings.{name}: unknown encoding; {nearest(name, allowed)}allowed: {', '.join(allowed)}"
+            yield f"encodings.{name}: unknown encoding; {suggestions(name, allowed)}"
             continue
         target = cast("DictConfig", OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))["_target_"]
         for problem in _problems("encoding", {**options, "_target_": target}):
@@ -124,7 +124,7 @@ def _unknown_groups(plain: Mapping) -> Iterator[str]:
     allowed, read_by_task = [*KINDS, *options_of(Settings)], plain["task"].items()
     for key, value in plain.items():
         if key not in allowed and (key, value) not in read_by_task:  # such as `study` of task=study
-            yield f"{key}: unknown key; {nearest(key, allowed)}allowed: {', '.join(allowed)}"
+            yield f"{key}: unknown key; {suggestions(key, allowed)}"
 
 
 def _of_own_class(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
@@ -190,7 +190,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
         if key in options:
             found += options[key].problems(value, f"{group}.")
         elif key != "_target_" and not lenient:
-            found.append(f"{group}.{key}: unknown key; {nearest(key, options)}allowed: {', '.join(options)}")
+            found.append(f"{group}.{key}: unknown key; {suggestions(key, options)}")
     yield from found
     lacking = [name for name, option in options.items() if option.default is REQUIRED and name not in block]
     if lacking and not lenient:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core import stopping
-from ..core.errors import UserError, explain_os_error, nearest, nearest_key, one_line
+from ..core.errors import UserError, explain_os_error, nearest_key, one_line, suggestions
 from ..core.terminal import printable
 from .overrides import as_setting, choices_of
 from .settings import CONFIGS
@@ -50,7 +50,7 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if name.startswith("submitit"):
             return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
-        return f"{group}={name}: {nearest(name, error.options)}allowed: {', '.join(sorted(error.options))}"
+        return f"{group}={name}: {suggestions(name, sorted(error.options))}"
     if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
         choices, keys = _without(key, sys.argv[1:] if given is None else given)

@@ -51,14 +51,13 @@ class RunDirectory:
         path = Path(config["run"] or Path(config["runs"]) / names["domain"] / names["encoding"] / folder)
         run = cls(path, config)
         if run.config_file.exists():
-            there, here = (dict(leaves(identity(c))) for c in (cls.open(path).config, config))
-            keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
-            settings = [key for key in keys if not key.startswith("content.")]  # the others are digests of data
-            if keys:
-                how = "from other data"
-                if settings:
-                    was, now = (as_typed(each.get(settings[0])) for each in (there, here))
-                    how = f"with another configuration ({settings[0]}={was}, not {now})"
+            changed = changes(identity(cls.open(path).config), identity(config))
+            settings = [key for key in changed if not key.startswith("content.")]  # the others are digests of data
+            how = "from other data"
+            if settings:
+                was, now = map(as_typed, changed[settings[0]])
+                how = f"with another configuration ({settings[0]}={was}, not {now})"
+            if changed:
                 raise UserError(f"{path} was made {how}: leave out run= for an automatic directory, or name a new one")
         return run
 
@@ -362,6 +361,13 @@ def leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def changes(there: Mapping, here: Mapping) -> dict[str, tuple[Any, Any]]:
+    """The values of both, by dotted key, where they differ; None for one that is missing."""
+    one, other = dict(leaves(there)), dict(leaves(here))
+    keys = sorted(one.keys() | other.keys())
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
 def _version(code: Mapping) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, suggestions
 from ..domains.base import Domain
 from ..domains.clocks import Clock
 from ..domains.store import Store
@@ -28,7 +28,7 @@ from .matching import matched
 from .models import build_transformer, read_checkpoint
 from .overrides import key_of
 from .refusals import begun, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
-from .run_directory import RunDirectory, leaves
+from .run_directory import RunDirectory, changes
 
 
 class Session(Command):
@@ -222,8 +222,7 @@ class Session(Command):
         named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
         if not named:
             return
-        here, there = (dict(leaves(content)) for content in (self.domain.content(), self.config["content"]))
-        if other := [key for key in sorted(here.keys() | there.keys()) if here.get(key) != there.get(key)]:
+        if other := changes(self.config["content"], self.domain.content()):
             raise UserError(
                 f"{' '.join(named)}: not the data of {self.config['run']} ({', '.join(other)} differ), which this task "
                 "uses: leave out this setting"
@@ -306,7 +305,7 @@ class Session(Command):
         """Raise UserError if `split`, from the task's settings, is not a split that the domain scores."""
         splits = self.domain.splits[1:]
         if split not in splits:
-            raise UserError(f"task.split={split}: {nearest(split, splits)}allowed: {', '.join(splits)}")
+            raise UserError(f"task.split={split}: {suggestions(split, splits)}")
 
     def load(self, checkpoint: Path, vocabulary: int) -> Transformer:
         """The trained Transformer of a checkpoint, on the session's device, in evaluation mode.

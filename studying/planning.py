@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, suggestions
 from ..reporting.naming import short
 from ..reporting.packed import packed_names, read_packed
 from ..reporting.planned import (
@@ -30,14 +30,13 @@ from ..reporting.planned import (
     without_seed,
     words_of,
 )
-from ..reporting.study import differing
 from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental
 from ..session.matching import matched
 from ..session.overrides import as_setting, key_of
 from ..session.run_choices import choices_for, configuration_for
-from ..session.run_directory import RunDirectory, leaves, unseeded_digest
+from ..session.run_directory import RunDirectory, changes, unseeded_digest
 from ..session.session import Session
 from ..session.settings import CONFIGS
 from .catalogue import ROOT
@@ -236,9 +235,8 @@ def _apart_from_data(config: Mapping) -> tuple[str, int]:
 
 def _differing(there: Mapping, here: Mapping) -> str:
     """What differs between two descriptions of data, as settings."""
-    found, own = dict(leaves(there)), dict(leaves(here))
-    changes = differing(own, [found])
-    return ", ".join(f"content.{key}={short(found.get(key))}, here {short(value)}" for key, value in changes.items())
+    pairs = changes(there, here).items()
+    return ", ".join(f"content.{key}={short(kept)}, here {short(own)}" for key, (kept, own) in pairs)
 
 
 def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) -> None:
@@ -248,9 +246,8 @@ def _refuse_absent(folder: Path, study: Mapping[str, Any], encodings: set[str]) 
     named += [("claims", model) for claim in study.get("claims", ()) for model in (claim.model, claim.than)]
     for key, model in named:
         if model is not None and (encoding := model.partition(",")[0]) not in encodings:
-            near = nearest(encoding, encodings)
-            allowed = ", ".join(sorted(encodings))
-            raise UserError(f"{folder / LIST}, {key}: no run has the encoding {encoding}; {near}allowed: {allowed}")
+            allowed = suggestions(encoding, sorted(encodings))
+            raise UserError(f"{folder / LIST}, {key}: no run has the encoding {encoding}; {allowed}")
 
 
 def _refuse_other_splits(folder: Path, study: Mapping[str, Any], splits: set[str]) -> None:
@@ -258,10 +255,8 @@ def _refuse_other_splits(folder: Path, study: Mapping[str, Any], splits: set[str
     named = [("claims", claim.split) for claim in study.get("claims", ()) if claim.split is not None]
     for key, split in [*named, *(("published", split) for split in study.get("published", ()))]:
         if split not in splits:
-            allowed = ", ".join(sorted(splits))
-            raise UserError(
-                f"{folder / LIST}, {key}: no run has the test split {split}; {nearest(split, splits)}allowed: {allowed}"
-            )
+            allowed = suggestions(split, sorted(splits))
+            raise UserError(f"{folder / LIST}, {key}: no run has the test split {split}; {allowed}")
 
 
 def _refuse_unscored(folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, suggestions
 from ..core.progress import shown
 from ..domains.items import Items
 from ..domains.text import Text
@@ -43,7 +43,7 @@ class Benchmark(Task):
         given = BenchmarkOptions(**options)
         for name in given.benchmarks or ():
             if name not in BENCHMARKS:
-                raise ValueError(f"benchmarks: {name}: {nearest(name, BENCHMARKS)}allowed: {', '.join(BENCHMARKS)}")
+                raise ValueError(f"benchmarks: {name}: {suggestions(name, BENCHMARKS)}")
         self.names = [*dict.fromkeys(given.benchmarks or BENCHMARKS)]
         self.path = Path(os.path.expanduser(given.path)) if given.path else None
         if self.path and not self.path.exists():

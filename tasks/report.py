@@ -16,7 +16,7 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 from rich.padding import Padding
 
-from ..core.errors import UserError, nearest
+from ..core.errors import UserError, suggestions
 from ..core.whole_files import write_text
 from ..reporting.answers import Answer, answers
 from ..reporting.page import Section, is_page, write_page
@@ -70,8 +70,7 @@ class Report(Task):
         models = (each for comparison in study.comparisons for each in comparison.contestants)
         known = {*choices_of("encoding"), *(name for each in models for name in (each.encoding, each.label))}
         if self.reference not in known:
-            allowed = ", ".join(sorted(known))
-            raise UserError(f"task.reference={self.reference}: {nearest(self.reference, known)}allowed: {allowed}")
+            raise UserError(f"task.reference={self.reference}: {suggestions(self.reference, sorted(known))}")
         self.out.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.out)
         temporary = tempfile.TemporaryDirectory(
