@@ -59,12 +59,11 @@ def windows(store: Store, index: np.ndarray, length: int, overlap: float, period
     found = []
     for number, document in enumerate(index):
         size = int(store.offsets[document + 1] - store.offsets[document] - 1)
-        begin, end = 0, min(length, size)
+        begin, end, last = 0, min(length, size), last_begin(size, length, period)
         found.append(Window(number, 0, 0, end))
         while end < size:
             begin, scored, end = begin + stride, end, min(begin + stride + length, size)
-            # The last window is as long as possible: a full one that ends with the document, rounded up to a period.
-            found.append(Window(number, min(begin, last_begin(size, length, period)), scored, end))
+            found.append(Window(number, min(begin, last), scored, end))
     return sorted(found, key=lambda window: -window.size)
 
 

@@ -11,9 +11,7 @@ from .evaluation import last_begin
 from .options import SamplingOptions
 from .transformer import Transformer
 
-COLDEST = (
-    1e-6  # below this temperature, logits / temperature may overflow; the likeliest token is nearly certain anyway
-)
+COLDEST = 1e-6  # temperature; below it logits / temperature may overflow, and the likeliest token is nearly certain
 
 
 @torch.inference_mode()

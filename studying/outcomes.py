@@ -112,8 +112,8 @@ def rows_of(name: str, found: Sequence[Score]) -> list[Row]:
         split = row["split"] if len(comparison.splits) > 1 else ""
         parts = name, called if several or called != comparison.domain else "", own, split
         place = ", ".join(filter(None, parts))
-        rows.append({key: value for key, value in row.items() if value is not None})
-        rows[-1] |= {"study": place, "margin": comparison.margin}
+        known = {key: value for key, value in row.items() if value is not None}
+        rows.append(known | {"study": place, "margin": comparison.margin})
         if (ends := row.get("difference_interval")) is not None:
             basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""
             rows[-1]["difference_interval"] = interval(with_sign(4))(ends) + basis

@@ -36,10 +36,8 @@ class Variants(Task):
         self.files = paths_of(given.files)
         if not self.files:
             raise ValueError("files=[]: give at least one table, such as task.files=brca1.tsv")
-        self.genome, self.window = (
-            None if given.genome is None else paths_of(given.genome, "genome", folders=True),
-            given.window,
-        )
+        self.genome = None if given.genome is None else paths_of(given.genome, "genome", folders=True)
+        self.window = given.window
 
     def __call__(self, session: Session) -> None:
         run, domain = RunDirectory.open(session.config["run"]).trained(), session.domain
