@@ -1,10 +1,9 @@
 """The runs of a study, checked before the first is trained, and the folders of their records."""
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, suggestions
 from ..reporting.naming import short
-from ..reporting.packed import packed_names, read_packed
+from ..reporting.packed import read_packed
 from ..reporting.planned import (
     EXAMPLE,
     LIST,
-    SEED,
     as_written,
     expanded,
     listed,
@@ -39,93 +37,8 @@ from ..session.run_choices import choices_for, configuration_for
 from ..session.run_directory import RunDirectory, changes, unseeded_digest
 from ..session.session import Session
 from ..session.settings import CONFIGS
-from .catalogue import ROOT
-from .keeping import keep_in_study
+from .jobs import Job, Planned, seed_of
 from .searching import Searched
-
-MAIN = ROOT / "main.py"
-
-
-def seed_of(settings: Sequence[str]) -> int | None:
-    """The seed among settings; the last one counts."""
-    seeds = [int(setting.removeprefix("seed=")) for setting in settings if SEED.fullmatch(setting)]
-    return seeds[-1] if seeds else None
-
-
-@dataclass
-class Planned:
-    """One run of a study.
-
-    Attributes:
-        settings: settings of its command.
-        path: its directory.
-        kept: directory of its kept records.
-        then: settings of the commands that follow it, one string each.
-        one_device: whether it trains on a single device.
-        names: the configuration files of its groups.
-        other_data: how the data of its records differ from those here; empty if it has none, or if they are the same.
-    """
-
-    settings: Sequence[str]
-    path: Path
-    kept: Path
-    then: Sequence[str] = ()
-    one_device: bool = True
-    names: Mapping[str, str] = field(default_factory=dict)
-    other_data: str = ""
-
-    @property
-    def seed(self) -> int | None:
-        """The seed among its settings, if there is one."""
-        return seed_of(self.settings)
-
-    @property
-    def unseeded(self) -> tuple[str, ...]:
-        """Its settings without the seed."""
-        return without_seed(self.settings)
-
-    @property
-    def finished(self) -> bool:
-        """Whether its records are kept, of these or of other data; that is so once every command has succeeded."""
-        study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
-        return bool(self.other_data) or (self.kept / "manifest.json").exists() or name in packed_names(study)
-
-    def keep(self, sharing: int, commit: str | None) -> None:
-        """Keep its records in the study; see `keep_in_study`."""
-        keep_in_study(self.path, self.kept, sharing, commit)
-
-
-Job = Planned | Searched
-
-
-def commands(runs: Sequence[Job]) -> list[list[str]]:
-    """The commands of runs that differ only in their seeds, to be run one after the other."""
-    first, given = runs[0], runs[0].settings
-    if len(runs) > 1:
-        given = [*first.unseeded, f"seed={','.join(str(run.seed) for run in runs)}"]
-    trust = [setting for setting in first.settings if key_of(setting) == "trust"]
-    paths = ",".join(str(run.path) for run in runs)
-    follow = ([*words_of(line), *trust, f"run={paths}"] for line in first.then)
-    if len(runs) == 1:
-        return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
-    # A command for several runs cannot take the names of configuration files from one of them.
-    follow = ([*line, *choices_for(first.names, {key_of(each) for each in line})] for line in follow)
-    return [[sys.executable, str(MAIN), "-m", *settings] for settings in (given, *follow)]
-
-
-def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
-    """Runs in groups of at most `most` that differ only in their seeds, in the order of their first runs."""
-    groups: list[list[Job]] = []
-    filling: dict[tuple[str, ...], list[Job]] = {}
-    for run in planned:
-        group = filling.get(run.unseeded, [])
-        if run.seed is None or not group or len(group) == most:
-            group = []
-            groups.append(group)
-            if run.seed is not None:
-                filling[run.unseeded] = group
-        group.append(run)
-    return groups
 
 
 def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None = None) -> list[Job]:
@@ -154,71 +67,141 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     study = read_list(folder)
     if not study["runs"]:
         raise UserError(f"{folder / LIST}: runs is empty: list a line, {EXAMPLE}")
-    found: dict[Path, Job] = {}
-    lines: dict[Path, str] = {}  # by the directory of the run
     written = [as_written(line, each) for line in study["runs"] for each in expanded(line)]
-    search, searches = study.get("search", ""), {}  # by the settings without a seed
-    contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
-    identified: dict[tuple, Mapping] = {}  # by the settings without a seed, so that each is composed once
-    test_splits: dict[tuple, Sequence[str]] = {}  # by the same; claims with a context are about the first
-    checked: set[tuple] = set()
-    data_of = cache(lambda: _kept_data(folder))  # most studies do not need it
-    follow = study.get("then", ())
-    # By the chosen configuration files, so that each is composed once.
-    followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
-    scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
+    planning = Planning(folder, runs, settings, study)
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for line, (each, chosen) in zip(written, listed(folder), strict=True):
-            if of is not None and searched_run(each) != of:
-                continue
-            given = [*each, *(chosen or ()), *settings, as_setting("runs", runs)]
-            unseeded = without_seed(given)
-            if unseeded not in identified:
-                with _named(folder, line):
-                    config, _ = _asked(given)
-                    domain = repr(config["domain"])
-                    session = Session(matched({**config, **contents.get(domain, {})}))
-                    session.identify()
-                    identified[unseeded], contents[domain] = session.config, {"content": session.config["content"]}
-                    test_splits[unseeded] = session.domain.splits[2:]
-            seed = seed_of(given)
-            config = {**identified[unseeded], **({} if seed is None else {"seed": seed})}
-            run = RunDirectory.of(config)
-            if run.path in lines:
-                same = "; ".join(dict.fromkeys([lines[run.path], line]))
-                raise UserError(f"{folder / LIST}: the same run is listed twice, so remove one: {same}")
-            lines[run.path] = line
-            names = tuple(config["names"].items())
-            one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
-            kept = folder / "runs" / run.path.relative_to(runs)
-            planned = Planned(given, run.path, kept, [*follow], one_device, config["names"])
-            if not planned.finished and (there := data_of().get(_apart_from_data(config))) is not None:
-                planned.other_data = _differing(there, config["content"])
-            if unseeded not in checked and not planned.finished:  # records may come from a machine with other devices
-                with _named(folder, line):
-                    Session.of(config)
-                checked.add(unseeded)
-            if names not in followed:
-                followed[names] = [_followed(folder, then, config["names"]) for then in follow]
-            for then, (configuration, task) in zip(follow, followed[names], strict=True):
-                with _named(folder, then):
-                    configuration_for(run, configuration, words_of(then))
-                scored[config["names"]["encoding"]] |= task.possible_contexts(
-                    test_splits[unseeded][0], config["data"]["length"]
-                )
-            if chosen is not None:
-                found[run.path] = planned
-            else:
-                if unseeded not in searches:
-                    searches[unseeded] = _search(folder, each, search, settings, runs, config)
-                    found[searches[unseeded].path] = searches[unseeded]
-                searches[unseeded].waiting += 1
+            if of is None or searched_run(each) == of:
+                planning.add(line, each, chosen)
     if of is None:
-        _refuse_absent(folder, study, {config["names"]["encoding"] for config in identified.values()})
-        _refuse_other_splits(folder, study, {split for splits in test_splits.values() for split in splits})
-        _refuse_unscored(folder, study, scored)
-    return list(found.values())
+        planning.check_names()
+    return list(planning.jobs.values())
+
+
+@dataclass
+class Alike:
+    """Runs that differ only in their seeds.
+
+    Attributes:
+        config: their configuration, with the data's digests and the seed of the first.
+        splits: names of their test splits; claims with a context are about the first.
+        checked: whether a session has been made of it, as in training.
+        search: the search that chooses their settings, if that is still to do.
+    """
+
+    config: Mapping[str, Any]
+    splits: Sequence[str]
+    checked: bool = False
+    search: Searched | None = None
+
+
+class Planning:
+    """Checks the lines of a study one after another, while Hydra is initialised.
+
+    Args:
+        folder, runs, settings: as for `plan`.
+        study: the list, from `read_list`.
+
+    Attributes:
+        jobs: the runs and searches so far, in order, by their paths.
+    """
+
+    def __init__(self, folder: Path, runs: Path, settings: Sequence[str], study: Mapping[str, Any]):
+        self.folder, self.runs, self.settings, self.study = folder, runs, settings, study
+        self.then: Sequence[str] = study.get("then", ())
+        self.jobs: dict[Path, Job] = {}
+        self._lines: dict[Path, str] = {}  # by the directory of the run
+        self._alike: dict[tuple[str, ...], Alike] = {}  # by the settings without a seed, so that each is composed once
+        self._contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
+        # By the chosen configuration files, so that each is composed once.
+        self._followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
+        self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
+        self._kept = cache(lambda: _kept_data(folder))  # most studies do not need it
+
+    def add(self, line: str, each: Sequence[str], chosen: Sequence[str] | None) -> None:
+        """Plan one run.
+
+        Args:
+            line: the run as written in the list, for messages.
+            each: its settings in the list.
+            chosen: those that the search has chosen; None if the search is still to do.
+        """
+        given = [*each, *(chosen or ()), *self.settings, as_setting("runs", self.runs)]
+        alike, seed = self._identified(line, given), seed_of(given)
+        config = {**alike.config, **({} if seed is None else {"seed": seed})}
+        run = RunDirectory.of(config)
+        self._refuse_repeated(line, run.path)
+        planned = self._planned(given, config, run.path)
+        if not (alike.checked or planned.finished):  # records may come from a machine with other devices
+            with _named(self.folder, line):
+                Session.of(config)
+            alike.checked = True
+        self._check_followers(run, config, alike)
+        if chosen is not None:
+            self.jobs[run.path] = planned
+            return
+        if alike.search is None:
+            alike.search = self._search(each, config)
+            self.jobs[alike.search.path] = alike.search
+        alike.search.waiting += 1
+
+    def check_names(self) -> None:
+        """Raise UserError for an encoding, a test split or a context that the list names and no run has."""
+        alike = self._alike.values()
+        _refuse_absent(self.folder, self.study, {each.config["names"]["encoding"] for each in alike})
+        _refuse_other_splits(self.folder, self.study, {split for each in alike for split in each.splits})
+        _refuse_unscored(self.folder, self.study, self._scored)
+
+    def _identified(self, line: str, given: list[str]) -> Alike:
+        """What the runs with the settings `given` have in common with those of other seeds."""
+        unseeded = without_seed(given)
+        if unseeded not in self._alike:
+            with _named(self.folder, line):
+                config, _ = _asked(given)
+                domain = repr(config["domain"])
+                session = Session(matched({**config, **self._contents.get(domain, {})}))
+                session.identify()
+                self._contents[domain] = {"content": session.config["content"]}
+                self._alike[unseeded] = Alike(session.config, session.domain.splits[2:])
+        return self._alike[unseeded]
+
+    def _refuse_repeated(self, line: str, path: Path) -> None:
+        if path in self._lines:
+            same = "; ".join(dict.fromkeys([self._lines[path], line]))
+            raise UserError(f"{self.folder / LIST}: the same run is listed twice, so remove one: {same}")
+        self._lines[path] = line
+
+    def _planned(self, given: Sequence[str], config: Mapping, path: Path) -> Planned:
+        one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
+        kept = self.folder / "runs" / path.relative_to(self.runs)
+        planned = Planned(given, path, kept, [*self.then], one_device, config["names"])
+        if not planned.finished and (there := self._kept().get(_apart_from_data(config))) is not None:
+            planned.other_data = _differing(there, config["content"])
+        return planned
+
+    def _check_followers(self, run: RunDirectory, config: Mapping, alike: Alike) -> None:
+        """Check the lines of `then` for `run`, and note the contexts that they score."""
+        names = tuple(config["names"].items())
+        if names not in self._followed:
+            self._followed[names] = [_followed(self.folder, then, config["names"]) for then in self.then]
+        for then, (configuration, task) in zip(self.then, self._followed[names], strict=True):
+            with _named(self.folder, then):
+                configuration_for(run, configuration, words_of(then))
+            contexts = task.possible_contexts(alike.splits[0], config["data"]["length"])
+            self._scored[config["names"]["encoding"]] |= contexts
+
+    def _search(self, run: Sequence[str], config: Mapping) -> Searched:
+        """The search for the settings of `run`, whose checked configuration is `config`."""
+        search = self.study.get("search", "")
+        own, places = ([one for one in each if not key_of(one).startswith("task.")] for each in (run, self.settings))
+        out = as_setting("task.out", self.runs.parent / "tuning")
+        given = [*without_seed(own), *words_of(search), *places, out]
+        with _named(self.folder, search):
+            asked_for, task = _asked(given)
+            path = task.check(Session(config))
+            each_seed = task.each_seed(asked_for)
+            return Searched(searched_run(run), search, task.points(config), given, path, each_seed, self.folder)
 
 
 def _kept_data(folder: Path) -> dict[tuple[str, int], Mapping]:
@@ -285,18 +268,6 @@ def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:
                 f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
                 "or train them with main.py"
             )
-
-
-def _search(
-    folder: Path, run: Sequence[str], search: str, settings: Sequence[str], runs: Path, config: Mapping
-) -> Searched:
-    """The search for the settings of `run`, whose checked configuration is `config`."""
-    own, places = ([each for each in given if not key_of(each).startswith("task.")] for given in (run, settings))
-    given = [*without_seed(own), *words_of(search), *places, as_setting("task.out", runs.parent / "tuning")]
-    with _named(folder, search):
-        asked_for, task = _asked(given)
-        path = task.check(Session(config))
-        return Searched(searched_run(run), search, task.points(config), given, path, task.each_seed(asked_for), folder)
 
 
 def _followed(folder: Path, line: str, names: Mapping[str, str]) -> tuple[Mapping, Any]:

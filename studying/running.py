@@ -15,7 +15,7 @@ import torch
 from ..core.cores import cores
 from ..core.errors import UserError
 from ..session.run_directory import RunDirectory
-from .planning import Job, commands, together
+from .jobs import Job, commands, together
 from .searching import Searched
 
 GRACE_S = 15.0  # seconds for a stopped run to write its checkpoint

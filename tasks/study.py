@@ -70,7 +70,8 @@ class Study(Task):
                 self._train(session, folder)
 
     def _train(self, session: Command, folder: Path) -> None:
-        from ..studying.planning import Job, Planned, plan  # late: they import PyTorch, which reports do not need
+        from ..studying.jobs import Job, Planned  # late: these modules import PyTorch, which reports do not need
+        from ..studying.planning import plan
         from ..studying.running import execute, gpus_for
         from ..studying.searching import Searched
 

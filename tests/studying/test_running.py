@@ -8,7 +8,7 @@ import pytest
 from report_support import make_run
 from study_support import CPU
 
-from bearings.studying import planning, running
+from bearings.studying import jobs, planning, running
 
 
 @pytest.fixture(name="study")
@@ -105,7 +105,7 @@ def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends
         tried.append(run)
         raise OSError("no space left")
 
-    monkeypatch.setattr(planning.Planned, "keep", keep)
+    monkeypatch.setattr(jobs.Planned, "keep", keep)
     assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
     assert tried == [planned[0]]
 
@@ -177,7 +177,7 @@ def test_a_run_whose_follow_up_cannot_be_started_is_not_finished(tmp_path, study
 
 def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path, study, monkeypatch):
     made(tmp_path)
-    planned, keep, start, asked, started = study(FINISH), planning.keep_in_study, running.Running.start, [], []
+    planned, keep, start, asked, started = study(FINISH), jobs.keep_in_study, running.Running.start, [], []
 
     def noted(run, environment):
         start(run, environment)
@@ -193,7 +193,7 @@ def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path,
         return keep(path, *given)
 
     monkeypatch.setattr(running.Running, "start", noted)
-    monkeypatch.setattr(planning, "keep_in_study", full)
+    monkeypatch.setattr(jobs, "keep_in_study", full)
     with pytest.raises(OSError, match="space"):
         running.execute(planned, 2, tmp_path / "logs")
     assert len(asked) == 2

@@ -14,7 +14,7 @@ from bearings.reporting.planned import chosen_settings, listed
 from bearings.reporting.reading import read_study
 from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
-from bearings.studying import planning, running
+from bearings.studying import jobs, planning, running
 from bearings.studying.searching import Searched, edges_of_grids
 
 SEARCH = """
@@ -50,7 +50,7 @@ def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, mon
     trained, logs = searched / "trained", searched / "logs"
     first = planning.plan(searched, trained, [CPU, "task.samples=0"])
     assert [job.run for job in first] == ["experiment=debug encoding=rope", "experiment=debug encoding=nope"]
-    command = planning.commands(first[:1])[0][2:]
+    command = jobs.commands(first[:1])[0][2:]
     assert command[:5] == ["experiment=debug", "encoding=rope", "task=tune", "task.rates=[1e-3,1e-2]", command[4]]
     assert command[4:] == ["task.grid={model.dropout:[0.0,0.5]}", "seed=5", CPU, f"task.out={searched / 'tuning'}"]
     config, tune = planning_of(command)
@@ -69,7 +69,7 @@ def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, mon
         for seed in (0, 1)
         for name in ("rope", "nope")
     ]
-    assert [len(group) for group in planning.together(then, 2)] == [2, 2]
+    assert [len(group) for group in jobs.together(then, 2)] == [2, 2]
 
 
 def test_a_search_trains_outside_the_folder_of_runs_which_reports_read(searched):
@@ -306,7 +306,7 @@ def test_a_run_line_with_signs_and_options_of_a_task_is_searched(searched):
     job.path.write_text(f"{head}\n0.001,0.5,0.2,1,5,True\n")
     job.keep(0, None)
     (run,) = planning.plan(searched, searched / "trained", [CPU])
-    assert isinstance(run, planning.Planned)
+    assert isinstance(run, jobs.Planned)
 
 
 def test_a_failed_search_stops_no_other_run(searched, command, monkeypatch):

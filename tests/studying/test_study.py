@@ -17,7 +17,7 @@ from bearings.reporting.planned import expanded
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.studying import catalogue, keeping, planning, running
+from bearings.studying import catalogue, jobs, keeping, planning, running
 
 
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
@@ -38,11 +38,11 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     then = ["task=extrapolate task.contexts=[64]"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": lines, "then": then}))
     planned = planning.plan(tmp_path, tmp_path / "trained", [CPU])
-    groups = planning.together(planned, 2)
+    groups = jobs.together(planned, 2)
     seeds = [[run.seed for run in group] for group in groups]
     assert seeds == [[0, 1], [0, 1], [2], [2], [None]]
-    assert planning.together(planned, 1) == [[run] for run in planned]
-    train, follow = (command[2:] for command in planning.commands(groups[1]))
+    assert jobs.together(planned, 1) == [[run] for run in planned]
+    train, follow = (command[2:] for command in jobs.commands(groups[1]))
     assert train == ["-m", "experiment=debug", "encoding=nope", CPU, f"runs={tmp_path / 'trained'}", "seed=0,1"]
     files = ["domain=jsb", "encoding=nope", "model=small"]
     assert sorted(follow) == sorted(["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}", *files])

@@ -13,6 +13,7 @@ from bearings.core.errors import UserError
 from bearings.reporting.planned import MOST_RUNS, expanded, read_list
 from bearings.reporting.reading import read_study
 from bearings.session.trust import trusting
+from bearings.studying import jobs
 from bearings.studying import planning as studies
 from bearings.studying.outcomes import read_outcome
 
@@ -84,7 +85,7 @@ def test_settings_with_spaces_have_quotes_as_on_a_command_line(tmp_path):
     lines = f"experiment=debug domain=text 'domain.path={path}'", f"task=score task.files=\"['{path}']\" seed=0"
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": lines[:1], "then": lines[1:]}))
     (run,) = studies.plan(tmp_path, tmp_path / "trained")
-    training, scoring = (given[2:] for given in studies.commands([run]))
+    training, scoring = (given[2:] for given in jobs.commands([run]))
     assert composed(*training)["domain"]["path"] == str(path)
     assert composed(*scoring)["task"]["files"] == [str(path)]
 
@@ -134,8 +135,8 @@ def test_a_key_that_only_some_runs_have_can_be_compared(tmp_path):
 
 
 def test_what_follows_a_run_of_a_trusted_package_trusts_it_too(tmp_path):
-    planned = studies.Planned(["seed=0", "trust=mine"], tmp_path, tmp_path, ["task=evaluate"])
-    assert [command[2:] for command in studies.commands([planned])] == [
+    planned = jobs.Planned(["seed=0", "trust=mine"], tmp_path, tmp_path, ["task=evaluate"])
+    assert [command[2:] for command in jobs.commands([planned])] == [
         ["seed=0", "trust=mine"],
         ["task=evaluate", "trust=mine", f"run={tmp_path}"],
     ]

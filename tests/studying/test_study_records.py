@@ -16,7 +16,7 @@ from bearings.domains.records import Records
 from bearings.reporting.packed import packed_names, read_packed
 from bearings.reporting.planned import read_list
 from bearings.reporting.reading import read_study
-from bearings.studying import planning, summary
+from bearings.studying import jobs, planning, summary
 from bearings.studying.catalogue import studies
 from bearings.studying.front_page import PAGE, front_page, small_models
 from bearings.studying.keeping import keep_run
@@ -55,7 +55,7 @@ def test_every_study_lists_runs_that_can_be_made_and_those_kept_are_among_them(n
     planned = planning.plan(folder, tmp_path / "runs")
     assert len({each.path for each in planned}) == len(planned) > 1
     kept = {folder / "runs" / run for run in packed_names(folder)}
-    runs = [each for each in planned if isinstance(each, planning.Planned)]  # others are searches before their runs
+    runs = [each for each in planned if isinstance(each, jobs.Planned)]  # others are searches before their runs
     if name not in GIVEN_FILES:
         assert kept <= {each.kept for each in runs}
         assert {each.kept for each in runs if each.finished} == kept

@@ -1,0 +1,98 @@
+"""The runs of a study as jobs: their commands, and which of them share a process."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..reporting.packed import packed_names
+from ..reporting.planned import SEED, without_seed, words_of
+from ..session.overrides import key_of
+from ..session.run_choices import choices_for
+from .catalogue import ROOT
+from .keeping import keep_in_study
+from .searching import Searched
+
+MAIN = ROOT / "main.py"
+
+
+def seed_of(settings: Sequence[str]) -> int | None:
+    """The seed among settings; the last one counts."""
+    seeds = [int(setting.removeprefix("seed=")) for setting in settings if SEED.fullmatch(setting)]
+    return seeds[-1] if seeds else None
+
+
+@dataclass
+class Planned:
+    """One run of a study.
+
+    Attributes:
+        settings: settings of its command.
+        path: its directory.
+        kept: directory of its kept records.
+        then: settings of the commands that follow it, one string each.
+        one_device: whether it trains on a single device.
+        names: the configuration files of its groups.
+        other_data: how the data of its records differ from those here; empty if it has none, or if they are the same.
+    """
+
+    settings: Sequence[str]
+    path: Path
+    kept: Path
+    then: Sequence[str] = ()
+    one_device: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+    other_data: str = ""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed among its settings, if there is one."""
+        return seed_of(self.settings)
+
+    @property
+    def unseeded(self) -> tuple[str, ...]:
+        """Its settings without the seed."""
+        return without_seed(self.settings)
+
+    @property
+    def finished(self) -> bool:
+        """Whether its records are kept, of these or of other data; that is so once every command has succeeded."""
+        study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
+        return bool(self.other_data) or (self.kept / "manifest.json").exists() or name in packed_names(study)
+
+    def keep(self, sharing: int, commit: str | None) -> None:
+        """Keep its records in the study; see `keep_in_study`."""
+        keep_in_study(self.path, self.kept, sharing, commit)
+
+
+Job = Planned | Searched
+
+
+def commands(runs: Sequence[Job]) -> list[list[str]]:
+    """The commands of runs that differ only in their seeds, to be run one after the other."""
+    first, given = runs[0], runs[0].settings
+    if len(runs) > 1:
+        given = [*first.unseeded, f"seed={','.join(str(run.seed) for run in runs)}"]
+    trust = [setting for setting in first.settings if key_of(setting) == "trust"]
+    paths = ",".join(str(run.path) for run in runs)
+    follow = ([*words_of(line), *trust, f"run={paths}"] for line in first.then)
+    if len(runs) == 1:
+        return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
+    # A command for several runs cannot take the names of configuration files from one of them.
+    follow = ([*line, *choices_for(first.names, {key_of(each) for each in line})] for line in follow)
+    return [[sys.executable, str(MAIN), "-m", *settings] for settings in (given, *follow)]
+
+
+def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
+    """Runs in groups of at most `most` that differ only in their seeds, in the order of their first runs."""
+    groups: list[list[Job]] = []
+    filling: dict[tuple[str, ...], list[Job]] = {}
+    for run in planned:
+        group = filling.get(run.unseeded, [])
+        if run.seed is None or not group or len(group) == most:
+            group = []
+            groups.append(group)
+            if run.seed is not None:
+                filling[run.unseeded] = group
+        group.append(run)
+    return groups
