@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from ..core.errors import UserError
 from ..encodings.families.positional import PositionalEncoding
 from ..lightning_modules.context_parallel import unsupported
 from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.trainer import TrainerSettings
 from ..lightning_modules.transformer import Transformer
+
+LATER = 100  # tokens; a length that no implementation processes in equal parts
 
 
 def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transformer: Transformer) -> None:
@@ -37,6 +41,34 @@ def refuse_missing_axes(transformer: Transformer) -> None:
                 f"encoding.clock=medium: {type(encoding).__name__} needs {encoding.axes} axes, and the positions of "
                 f"this domain have {there}: use encoding.clock=index"
             )
+
+
+def refuse_later_tokens(transformer: Transformer, length: int) -> None:
+    """Raise UserError if the outputs of an untrained `transformer` depend on later tokens.
+
+    Its losses would then be meaningless. The parameters are changed, because initial values can hide it.
+
+    Args:
+        transformer: on the CPU, with a vocabulary of at least 2.
+        length: length of rows in training.
+    """
+    kinds = ", ".join(dict.fromkeys(type(encoding).__name__ for encoding in transformer.encodings))
+    length = min(LATER, length, *([] if transformer.longest is None else [transformer.longest]))
+    draw = torch.Generator().manual_seed(0)
+    transformer.eval()
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.1)
+        tokens = torch.randint(2, [1, length], generator=draw)
+        outputs = transformer.hidden(tokens)
+        for place in (length // 3, length - 1):
+            changed = torch.cat([tokens[:, :place], 1 - tokens[:, place:]], 1)
+            difference = (transformer.hidden(changed) - outputs)[0, :place].abs().amax(-1)
+            if len(dependent := (difference > 1e-4 * outputs.abs().max()).nonzero()):
+                raise UserError(
+                    f"encoding {kinds}: the output at token {int(dependent[0])} depends on tokens from {place} on, so "
+                    "losses would be meaningless: use only earlier tokens"
+                )
 
 
 def refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:

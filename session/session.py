@@ -27,7 +27,7 @@ from .conversion import check_start, check_vocabulary
 from .matching import matched
 from .models import build_transformer, read_checkpoint
 from .overrides import key_of
-from .refusals import begun, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
+from .refusals import begun, refuse_later_tokens, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
 from .run_directory import RunDirectory, changes
 
 
@@ -65,6 +65,9 @@ class Session(Command):
         refuse_unshared_rows(self.settings, self.data, transformer)
         self.plans(transformer)
         check_start(self.config, settings, transformer)
+        if any(not type(encoding).__module__.startswith("bearings.") for encoding in transformer.encodings):
+            encoding = {key: value for key, value in self.config["encoding"].items() if key != "implementation"}
+            refuse_later_tokens(build_transformer({**self.config, "encoding": encoding}, 2), data.length)
         self.identify()  # last, because it reads all the data
 
     def identify(self) -> None:

@@ -142,6 +142,32 @@ def test_a_class_of_another_package_brings_its_own_options(run):
     assert (status, err) == (2, "error: encoding.sped: unknown key; did you mean speed? allowed: window, speed\n")
 
 
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ("v.roll(-1, 1)", 30),  # the next token, in each of two layers
+        ("v + (v - v.mean(1, True)) * self.gate", 0),  # all tokens, through a gate that starts at zero
+    ],
+)
+def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_path, monkeypatch, values, first):
+    monkeypatch.delitem(sys.modules, "leaking", raising=False)
+    (tmp_path / "modules" / "leaking.py").write_text(
+        "import torch\n"
+        "from bearings.encodings.base import Encoding\n"
+        "class Leaking(Encoding):\n"
+        "    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int):\n"
+        "        super().__init__(width, heads, kv_heads, head_dim)\n"
+        "        self.gate = torch.nn.Parameter(torch.zeros(()))\n"
+        "    def forward(self, x, q, k, v, context, state=None):\n"
+        f"        return super().forward(x, q, k, {values}, context, state)\n"
+    )
+    given = ("encoding._target_=leaking.Leaking", "trust=leaking", "experiment=debug", "data.length=96")
+    for task in ("check", "train"):
+        status, _, err = run(*given, f"task={task}")
+        line = f"encoding Leaking: the output at token {first} depends on tokens from 32 on, so losses would be"
+        assert (status, err) == (2, f"error: {line} meaningless: use only earlier tokens\n")
+
+
 def test_a_run_is_named_after_the_class_that_replaces_that_of_a_file():
     with trusting("mine"):
         config = {**asked_by("encoding._target_=mine.Mine"), "content": {}}
