@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..encodings.contract.catalogue import class_of
 from ..lightning_modules.transformer import Transformer
-from ..session.identity import decisive
+from ..session.identity import portable
 from .flat import PROJECT, flattened
 
 FOLDER = f"{PROJECT}.encodings."
@@ -44,7 +44,7 @@ def code_of(transformer: Transformer, block: Mapping[str, Any]) -> tuple[dict[st
         OPTIONS: (Path(__file__).parent / "plain_options.py").read_text(encoding="utf-8"),
         **own,
     }
-    options = {key: value for key, value in decisive("encoding", block).items() if not key.startswith("_")}
+    options = {key: value for key, value in portable("encoding", block).items() if not key.startswith("_")}
     try:
         code = flattened("huggingface.modelling", NAMES, replaced)
     except ValueError as error:

@@ -27,11 +27,13 @@ LATER = {
     "model": (("norm_epsilon", 1e-6), ("residual_in_fp32", True)),
     "trainer": (("anneal_steps", None), ("match_steps", None), ("distil_steps", None)),
     "encoding": (
-        *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None), ("length_scaling", "none")),
-        *(("randomise", 0), ("random_steps", False), ("spacing", 1.0), ("scaling_length", 362)),
+        *(("beta_max", 2.0), ("window", None), ("clock", "index"), ("drop_after", None)),
+        *(("randomise", 0), ("random_steps", False), ("spacing", 1.0)),
         *(("scaling", "none"), ("scaling_factor", None), ("scaling_length", None)),
     ),
 }
+# The same for options whose default in this class is a choice in others.
+LATER_IN_CLASS = {"bearings.encodings.nope.NoPE": (("length_scaling", "none"), ("scaling_length", 362))}
 
 # Steps in which a pretrained model gets its encoding. task=convert chooses them by encoding.
 STAGES = ("trainer.anneal_steps", "trainer.match_steps", "trainer.distil_steps")
@@ -55,7 +57,14 @@ def identity(config: Mapping) -> dict:
     return {**kept, **pretrained, "content": config["content"], "seed": config["seed"]}
 
 
+def portable(group: str, block: Mapping) -> dict:
+    """A group's block without settings that depend on the machine, for building the same thing elsewhere."""
+    left_out = INCIDENTAL.get(group, ())
+    return {key: value for key, value in block.items() if key not in left_out}
+
+
 def decisive(group: str, block: Mapping) -> dict:
     """A group's block without incidental keys, and without later options at their defaults."""
-    left_out, silent = INCIDENTAL.get(group, ()), (*LATER.get(group, ()), *IDLE.get(group, {}).items())
-    return {key: value for key, value in block.items() if key not in left_out and (key, value) not in silent}
+    later = (*LATER.get(group, ()), *LATER_IN_CLASS.get(block.get("_target_"), ()))
+    silent = (*later, *IDLE.get(group, {}).items())
+    return {key: value for key, value in portable(group, block).items() if (key, value) not in silent}

@@ -12,7 +12,7 @@ from ..domains.clocks import Clock
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from .configuration import build
-from .identity import decisive
+from .identity import decisive, portable
 from .settings import declared
 from .weights import difference, read_torch_file
 
@@ -79,7 +79,7 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
 
 def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:
     """Facts about the model for reports: size, cost, and the encoding's non-default options."""
-    given = decisive("encoding", config["encoding"])
+    given = portable("encoding", config["encoding"])
     options = options_of(declared(given["_target_"], "encoding"))
     return {
         "parameters": transformer.parameter_count(),

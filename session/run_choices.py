@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..core.errors import UserError
 from ..lightning_modules.options import TrainerOptions
 from .configuration import NAMED, refuse_problems
-from .identity import INCIDENTAL, decisive, identity
+from .identity import INCIDENTAL, identity, portable
 from .overrides import as_typed, choices_of, key_of
 from .run_config import read_config
 from .run_directory import RunDirectory, leaves
@@ -71,7 +71,7 @@ def on_one_device(run: RunDirectory, accelerator: str) -> dict:
     return {
         **run.config,
         "run": str(run.path),
-        "encoding": decisive("encoding", run.config["encoding"]),
+        "encoding": portable("encoding", run.config["encoding"]),
         "trainer": {**run.config["trainer"], **usual, "accelerator": accelerator},
     }
 

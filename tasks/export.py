@@ -24,7 +24,7 @@ from ..huggingface.folder import write_folder
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
-from ..session.identity import decisive
+from ..session.identity import portable
 from ..session.models import build_transformer
 from ..session.run_config import read_config, written
 from ..session.run_directory import RunDirectory
@@ -120,7 +120,7 @@ def _write(
 ) -> None:
     """Write config.yaml and the weights next to the files that the domain shares."""
     kept = {key: session.config[key] for key in ("names", *GROUPS, "content", "seed")}
-    kept["encoding"] = decisive("encoding", session.config["encoding"])  # without settings that depend on the machine
+    kept["encoding"] = portable("encoding", session.config["encoding"])
     save_model(transformer, str(folder / WEIGHTS))
     digests = {file.name: digest_of(file) for file in (folder / WEIGHTS, *shared)}
     kept |= {"vocabulary": store["vocabulary"], "store": store["sha256"], "files": digests}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from encodings_support import ENCODINGS
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -17,16 +18,20 @@ from training_support import LETTERS, configured, go
 
 from bearings.core.checked_files import read_csv
 from bearings.core.errors import UserError, explain_os_error
+from bearings.core.options import options_of
 from bearings.domains.records import Records
 from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
+from bearings.session.identity import LATER, LATER_IN_CLASS, decisive
 from bearings.session.models import read_checkpoint
 from bearings.session.run_choices import configuration_for
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.session.settings import CONFIGS
+from bearings.session.settings import CONFIGS, declared
+
+INVALID = ("nope", "scaling_length", None)
 
 
 def test_printing_a_finished_run_does_not_change_its_manifest(tmp_path):
@@ -76,6 +81,17 @@ def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
     assert len(paths) == 6
     same = configured(tmp_path, "data.workers=3", "trainer.log_every=2")
     assert str(RunDirectory.of(same).path) in paths
+
+
+def test_a_setting_that_is_the_default_of_another_encoding_is_part_of_the_identity():
+    for name in ENCODINGS:
+        target = f"bearings.encodings.{name}.{ENCODINGS[name].__name__}"
+        options = options_of(declared(target, "encoding"))
+        for key, value in (*LATER["encoding"], *LATER_IN_CLASS["bearings.encodings.nope.NoPE"]):
+            if key not in options or options[key].default == value or (name, key, value) == INVALID:
+                continue
+            given = {"_target_": target, key: value}
+            assert decisive("encoding", given) == given
 
 
 def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):

@@ -72,6 +72,21 @@ def test_a_run_and_its_export_score_as_task_score(text, tmp_path):
     assert both.nats == pytest.approx(2 * scores[0].nats)
 
 
+def test_settings_that_are_defaults_of_other_encodings_stay(tmp_path):
+    """362 is the default of NoPE's scaling_length."""
+    settings = ("encoding.scaling=yarn", "encoding.scaling_factor=4", "encoding.scaling_length=362")
+    (tmp_path / "my.txt").write_text("".join(f"{number} cats sat on the mat\n" for number in range(800)))
+    domain = {"path": str(tmp_path / "my.txt"), "tokenizer": "bytes"}
+    run = trained(tmp_path, "text", domain, "encoding=rope", *settings)
+    for folder in (run.path, run.path / "export"):
+        bundle = bearings.load(folder, stores=tmp_path / "data", device="cpu")
+        assert bundle.model.encodings[0].trained_stretching.length == 362
+    given = run.config | {"run": str(run.path), "task": composed("task=export", "task.format=hf")["task"]}
+    build(given["task"], "task")(Session.of(given))
+    exported = json.loads((run.path / "export-hf" / "config.json").read_text())
+    assert exported["encoding_options"]["scaling_length"] == 362
+
+
 def test_a_run_of_another_machine_needs_none_of_its_kernels(text, tmp_path):
     copy = shutil.copytree(text.path, tmp_path / "run")
     (copy / "config.yaml").write_text(
