@@ -8,11 +8,12 @@ import numpy as np
 
 from ..core.errors import shortened
 from ..core.options import Count, Options
-from .intervals import seed_interval
+from .intervals import CONFIDENCE, seed_interval
 from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
+from .solving import rates_p, solving
 from .statistics import FEWEST_SEEDS
 from .study import Comparison, Contestant, Study
-from .tables import Row, Table, interval, with_sign
+from .tables import Row, Table, interval, p_value, with_sign
 
 PER_CENT = 100.0
 
@@ -23,11 +24,11 @@ class Claim(Options):
 
     Attributes:
         claim: the claim, with its source and figures.
-        model: the encoding that is claimed to have the lower loss, or fewer wrong answers.
+        model: the encoding that is claimed to have the lower loss, or to solve the task with more seeds.
         than: the other encoding; null if the loss of `model` is claimed not to rise beyond the trained length.
         split: the split that is scored; null for `context`.
         context: the context length in tokens with which the first split is scored; null for `split`.
-        published: the difference that others report, in the unit of the table; null if they report none.
+        published: the difference of losses that others report, in the unit of the table; null if they report none.
     """
 
     claim: str
@@ -75,14 +76,24 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
         "seeds": ("seeds", str),
         "verdict": ("verdict", str),
     }
-    notes = [
-        "Measured: the difference, paired by seed, or how much the loss rises from the trained length to the context. "
-        "Intervals are Student's t over seeds, not adjusted for the number of claims.",
-        f"Shown: the whole interval is below 0, or below {PER_CENT * TOLERANCE:g} % where no rise is claimed. Refuted: "
-        "all of it is above that. Smaller than published: neither, but the interval excludes the published difference. "
-        "No scores: the models have none with the same seed, split or context. "
-        "Verdicts are about models of this size, data and training only.",
-    ]
+    notes, about = [], [comparison.solved is not None for comparison in study.comparisons]
+    if not all(about):
+        notes = [
+            "Measured: the difference, paired by seed, or how much the loss rises from the trained length to the "
+            "context. Intervals are Student's t over seeds, not adjusted for the number of claims.",
+            f"Shown: the whole interval is below 0, or below {PER_CENT * TOLERANCE:g} % where no rise is claimed. "
+            "Refuted: all of it is above that. Smaller than published: neither, but the interval excludes the "
+            "published difference.",
+        ]
+    if any(about):
+        notes.append(
+            "Solved: by the seeds of the first and of the second model. Shown: the first solves the task more often, "
+            "with p < 0.05 by Boschloo's exact test, not adjusted for the number of claims. Refuted: the second does."
+        )
+    notes.append(
+        "No scores: the models have none with the same seed, split or context. Verdicts are about models of this size, "
+        "data and training only."
+    )
     return Table("claims", "Claims of papers", columns, rows, notes)
 
 
@@ -91,12 +102,14 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
     models = {each.label: each for each in comparison.contestants}
     if not {claim.model, claim.than or claim.model} <= models.keys():
         return
+    if comparison.solved is not None and claim.split is not None:
+        yield from _by_solve_rates(comparison, claim, models[claim.model], models[claim.than or claim.model])
+        return
     mine = _scores(comparison, claim, models[claim.model])
     if claim.than is None:
         theirs, unit = _in_context(comparison, models[claim.model], None), "%"
     else:
-        theirs = _scores(comparison, claim, models[claim.than])
-        unit = "nats/token" if claim.context or comparison.solved is None else "points"
+        theirs, unit = _scores(comparison, claim, models[claim.than]), "nats/token"
     if not (seeds := sorted(mine.keys() & theirs.keys())):
         return
     first, second = (np.array([each[seed] for seed in seeds]) for each in (mine, theirs))
@@ -112,6 +125,28 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
     yield row | {"interval": interval(shown)((low, high)), "verdict": verdict(low, high, limit, claim.published)}
 
 
+def _by_solve_rates(comparison: Comparison, claim: Claim, one: Contestant, other: Contestant) -> Iterator[Row]:
+    """The row of a claim about a task with right answers, whose means over seeds say little; see `Solving`."""
+    if any(claim.split not in run.records for each in (one, other) for run in each.runs.values()):
+        return
+    mine, theirs = (solving(comparison, str(claim.split), each) for each in (one, other))
+    if mine is None or theirs is None:
+        return
+    (first, seeds), (second, others) = mine.rate, theirs.rate
+    p = rates_p(mine.rate, theirs.rate)
+    row: Row = {
+        "claim": claim.claim,
+        "measured": f"solved by {first} of {seeds} and {second} of {others}, p {p_value(p)}",
+        "seeds": seeds if seeds == others else f"{seeds} and {others}",
+    }
+    if min(seeds, others) < FEWEST_SEEDS:
+        yield row | {"verdict": "not enough seeds"}
+    elif p > 1 - CONFIDENCE:
+        yield row | {"verdict": "undecided"}
+    else:
+        yield row | {"verdict": "shown" if first / seeds > second / others else "refuted"}
+
+
 def verdict(low: float, high: float, limit: float = 0.0, published: float | None = None) -> str:
     """What an interval from `low` to `high` says of the claim that a value is below `limit`."""
     if high < limit:
@@ -122,14 +157,11 @@ def verdict(low: float, high: float, limit: float = 0.0, published: float | None
 
 
 def _scores(comparison: Comparison, claim: Claim, contestant: Contestant) -> dict[int, float]:
-    """Nats per token, or wrong answers in per cent, by seed."""
+    """Nats per token by seed."""
     if claim.split is None:
         return _in_context(comparison, contestant, claim.context)
-    records = {seed: run.records[claim.split] for seed, run in contestant.runs.items() if claim.split in run.records}
-    if comparison.solved is None:
-        return {seed: each.nats_per_token for seed, each in records.items()}
-    right = {seed: each.accuracy for seed, each in records.items()}
-    return {seed: PER_CENT * (1 - share) for seed, share in right.items() if share is not None}
+    runs = contestant.runs.items()
+    return {seed: run.records[claim.split].nats_per_token for seed, run in runs if claim.split in run.records}
 
 
 def _in_context(comparison: Comparison, contestant: Contestant, context: int | None) -> dict[int, float]:

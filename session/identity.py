@@ -65,6 +65,6 @@ def portable(group: str, block: Mapping) -> dict:
 
 def decisive(group: str, block: Mapping) -> dict:
     """A group's block without incidental keys, and without later options at their defaults."""
-    later = (*LATER.get(group, ()), *LATER_IN_CLASS.get(block.get("_target_"), ()))
+    later = (*LATER.get(group, ()), *LATER_IN_CLASS.get(str(block.get("_target_")), ()))
     silent = (*later, *IDLE.get(group, {}).items())
     return {key: value for key, value in portable(group, block).items() if (key, value) not in silent}

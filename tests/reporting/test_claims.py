@@ -60,14 +60,24 @@ def test_the_split_of_a_claim_is_scored(folder):
     assert float(row["measured"].split()[0]) == pytest.approx((sum(nats["pope"]) - sum(nats["rope"])) / 3, abs=1e-4)
 
 
-def test_wrong_answers_are_counted_in_points(tmp_path):
+@pytest.mark.parametrize(
+    ("seeds", "solved", "measured", "verdicts"),
+    [
+        (2, 2, "solved by 2 of 2 and 0 of 2, p 0.125", ("not enough seeds", "not enough seeds")),
+        (4, 2, "solved by 2 of 4 and 0 of 4, p 0.179", ("undecided", "undecided")),
+        (4, 4, "solved by 4 of 4 and 0 of 4, p 0.008", ("shown", "refuted")),
+    ],
+)
+def test_of_tasks_with_right_answers_solve_rates_are_compared(tmp_path, seeds, solved, measured, verdicts):
     (tmp_path / "study.yaml").write_text(LISTED)
-    for seed in range(3):
-        for encoding, accuracy in (("rope", 0.5), ("pope", 0.75)):
+    for seed in range(seeds):
+        for encoding, accuracy in (("rope", 0.5), ("pope", 1.0 if seed < solved else 0.5)):
             make_run(tmp_path / "runs", encoding, seed, domain="indirect_indexing", correct=accuracy)
-    (row,) = rows(tmp_path, Claim("fewer", "pope", than="rope", split="test"))
-    measured, unit = row["measured"].split()
-    assert (float(measured), unit) == (pytest.approx(-25, abs=0.1), "points")
+    claims = [Claim("more", a, than=b, split="test", published=-1.8) for a, b in (("pope", "rope"), ("rope", "pope"))]
+    found = rows(tmp_path, *claims)
+    assert found[0]["measured"] == measured
+    assert tuple(row["verdict"] for row in found) == verdicts
+    assert all("interval" not in row for row in found)
 
 
 def test_claims_about_several_comparisons_name_them(folder):
