@@ -18,6 +18,14 @@ NAMES = {
     **{"value": "blk.{}.attn_v.weight", "output": "blk.{}.attn_output.weight", "mlp_norm": "blk.{}.ffn_norm.weight"},
     **{"gate": "blk.{}.ffn_gate.weight", "up": "blk.{}.ffn_up.weight", "down": "blk.{}.ffn_down.weight"},
 }
+# Settings that are read, or that do not change the model. Others are refused.
+KNOWN = {
+    *("vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "tensor_data_layout"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("attention.layer_norm_rms_epsilon", "expert_count", "expert_used_count", "rope.dimension_count"),
+    *("rope.freq_base", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.finetuned"),
+    "rope.scaling.original_context_length",
+}
 UNKNOWN, CONTROL = 2, 3  # types of tokens
 
 
@@ -28,6 +36,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if architecture != "llama":
         raise ValueError(f"general.architecture={shortened(architecture)}: only llama is supported")
     own = {key.removeprefix("llama."): value for key, value in facts.items() if key.startswith("llama.")}
+    if other := sorted(own.keys() - KNOWN):
+        raise ValueError(f"llama.{other[0]}={shortened(own[other[0]])} is not supported")
     width, heads = taken(own, "embedding_length", int), taken(own, "attention.head_count", int)
     head_dim = taken(own, "attention.key_length", int, width // max(heads, 1)) or None
     if own.get("expert_count", 0) or own.get("rope.dimension_count", head_dim) != head_dim:
@@ -42,12 +52,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     }
     shapes = {name: tuple(int(size) for size in tensor.shape[::-1]) for name, tensor in tensors.items()}
     vocabulary = shapes.get(NAMES["embedding"], (0,))[0]
-    kind = own.get("rope.scaling.type", "none")
+    kind = own.get("rope.scaling.type", "linear")
     rope: dict[str, Any] = {"base": taken(own, "rope.freq_base", float, BASE)}
-    if kind != "none":
-        if kind not in ("linear", "yarn"):
-            raise ValueError(f"rope.scaling.type={shortened(kind)}: only none, linear and yarn are supported")
-        factor = taken(own, "rope.scaling.factor", float)
+    if kind not in ("none", "linear", "yarn"):
+        raise ValueError(f"rope.scaling.type={shortened(kind)}: only none, linear and yarn are supported")
+    factor = taken(own, "rope.scaling.factor", float, taken(own, "rope.scale_linear", float, 0.0))
+    if kind != "none" and factor != 0:  # without a factor, llama.cpp does not scale
         length = taken(own, "rope.scaling.original_context_length", int) if kind == "yarn" else None
         rope |= scaled("yarn" if length else "interpolation", factor, length)
 

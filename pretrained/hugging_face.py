@@ -27,7 +27,12 @@ FIXED = {
     **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None},
     **{"sliding_window": None, "partial_rotary_factor": 1.0, "num_local_experts": None},
 }
-TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
+# The same for the settings of rotary positions. Others are refused, except for those that are read.
+TURNS = {
+    **{"low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
+    **{"attention_factor": None, "mscale": None, "mscale_all_dim": None, "partial_rotary_factor": 1.0},
+}
+READ = {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"}
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -81,11 +86,11 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"config.json: rope_scaling={shortened(given)}: it should be a mapping")
     base = taken({**config, **given}, "rope_theta", float, BASE)
     kind = given.get("rope_type", given.get("type", "default"))
-    for key, allowed in TURNS.items():
-        if given.get(key) not in (allowed, None):
-            raise ValueError(f"config.json: {key}={shortened(given[key])} is not supported, only {allowed:g}")
-    if given.get("attention_factor") is not None or given.get("mscale") is not None:
-        raise ValueError("config.json: rope_scaling.attention_factor is not supported")
+    for key, value in given.items():
+        if key in TURNS and value not in (TURNS[key], None):
+            raise ValueError(f"config.json: {key}={shortened(value)} is not supported, only {shortened(TURNS[key])}")
+        if key not in TURNS and key not in READ:
+            raise ValueError(f"config.json: {key}={shortened(value)} in the settings of rotary positions is unknown")
     if kind == "default":
         return {"base": base}
     factor = taken(given, "factor", float)

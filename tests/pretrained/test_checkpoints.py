@@ -8,7 +8,7 @@ from pretrained_support import STORIES, TINY, hugging_face_folder, model_of
 from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
 from bearings.domains.pretrained_tokenizer import Pretrained
-from bearings.pretrained import checkpoint
+from bearings.pretrained import checkpoint, gguf_file
 from bearings.pretrained.formats import opened, vocabulary_of
 
 STORY = (
@@ -95,6 +95,47 @@ def test_hugging_face_logits_equal_those_of_transformers(tmp_path):
         ours = model_of(opened(folder))
         with torch.no_grad():
             torch.testing.assert_close(ours(tokens), theirs.float()(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({}, {}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}),
+        ({"rope.scaling.factor": 4.0}, {"scaling": "interpolation", "scaling_factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"scaling": "interpolation", "scaling_factor": 4.0}),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 8},
+            {"scaling": "yarn", "scaling_factor": 4.0, "scaling_length": 8},
+        ),
+        ({"rope.scaling.type": "longrope"}, r"rope\.scaling\.type='longrope': only none, linear and yarn"),
+        ({"rope.scaling.attn_factor": 1.5}, r"llama\.rope\.scaling\.attn_factor=1\.5 is not supported"),
+        ({"attention.sliding_window": 16}, r"llama\.attention\.sliding_window=16 is not supported"),
+    ],
+)
+def test_settings_of_gguf_files_are_read_as_llama_cpp_does_or_refused(tmp_path, facts, found):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
+    writer.add_head_count(4)
+    writer.add_feed_forward_length(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for role, name in gguf_file.NAMES.items():
+        writer.add_tensor(name.format(0), np.zeros(8 if "norm" in role else (8, 8), np.float32))
+    for key, value in facts.items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add(f"llama.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            gguf_file.read_checkpoint(tmp_path / "tiny.gguf")
+    else:
+        rope = gguf_file.read_checkpoint(tmp_path / "tiny.gguf").rope
+        assert {key: value for key, value in rope.items() if value is not None} == {"base": 10000.0, **found}
 
 
 @pytest.mark.parametrize("quantised", [False, True], ids=["float32", "q4_1"])

@@ -75,6 +75,7 @@ def test_a_tokenizer_that_changes_the_text_is_refused(folder, tmp_path, normaliz
         tokenizer.encode([document(text)])
 
 
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8}
 HOSTILE = {
     "architecture": ({"model_type": "gpt2"}, "model_type='gpt2': only llama and mistral"),
     "biases": ({"attention_bias": True}, "attention_bias=true is not supported, only false"),
@@ -82,6 +83,10 @@ HOSTILE = {
     "layers": ({"num_hidden_layers": 10**9}, "it declares 1,000,000,000 layers"),
     "text": ({"num_hidden_layers": "2"}, "num_hidden_layers='2': it should be int"),
     "scaling": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "only default, linear, yarn and llama3"),
+    "truncate": ({"rope_scaling": {**YARN, "truncate": False}}, "truncate=false is not supported, only true"),
+    "attention factor": ({"rope_parameters": {**YARN, "mscale_all_dim": 1.0}}, "mscale_all_dim=1.0 is not supported"),
+    "share": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 is not supported"),
+    "unknown": ({"rope_scaling": {**YARN, "alpha": 2}}, "alpha=2 in the settings of rotary positions is unknown"),
 }
 
 
