@@ -24,7 +24,13 @@ def llama_settings(transformer: Transformer) -> dict[str, Any]:
         raise UserError(f"task.format=llama: {reason}: use task.format=hf")
     encoding = cast("RoPE", transformer.encodings[0])
     base, scaling = _rope(encoding)
+    longest, stretch = {}, encoding.stretching
+    if (
+        stretch is not None and stretch.form == "yarn"
+    ):  # older transformers compute the factor from it
+        longest = {"max_position_embeddings": round(stretch.factor * stretch.length)}
     return {
+        **longest,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

@@ -273,6 +273,8 @@ def test_rope_models_are_plain_llama(tmp_path, model, options):
     transformer, config = trained("rope", model, **options)
     write_model(tmp_path, transformer, config, 0, "llama")
     llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    if options.get("scaling") == "yarn":  # the factor in older versions
+        assert llama.config.max_position_embeddings / options["scaling_length"] == options["scaling_factor"]
     assert type(llama) is transformers.LlamaForCausalLM
     assert torch.allclose(llama(drawn()).logits, transformer(drawn()), atol=1e-5)
 
