@@ -11,6 +11,8 @@ Form = Literal[
     "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3", "longrope", "power", "truncated", "lm_infinite", "window"
 ]
 TUNED = ("power", "truncated")  # for models that are trained with them
+FOLLOWING = ("dynamic_ntk", "longrope")  # their frequencies depend on the length of the sequence
+COUNTING = (*FOLLOWING, "lm_infinite")  # a later token can change how the keys before it are encoded
 ON_REQUEST = (*TUNED, "lm_infinite", "window")  # task=extrapolate tries these only by name
 FAST, SLOW = 32.0, 1.0  # YaRN's beta_fast and beta_slow, in turns within the trained length
 HIGH, LOW = 4.0, 1.0  # Llama 3's high_freq_factor and low_freq_factor, in turns within the trained length
@@ -87,12 +89,12 @@ class Stretch:
     @property
     def follows_length(self) -> bool:
         """Whether the frequencies depend on the length of the sequence."""
-        return self.form in ("dynamic_ntk", "longrope")
+        return self.form in FOLLOWING
 
     @property
     def needs_raw_keys(self) -> bool:
         """Whether a later token can change how the keys before it are encoded."""
-        return self.follows_length or self.form == "lm_infinite"
+        return self.form in COUNTING
 
     def check(self, count: int, base: float) -> None:
         """Raise ValueError if `frequencies` would raise it for a short or a long sequence."""

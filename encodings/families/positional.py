@@ -10,7 +10,7 @@ from ...kernels.attention.lm_infinite import nearest_and_first
 from ...kernels.attention.nope import nope_attention
 from ...kernels.attention.rope import frequencies_of
 from ...kernels.choice import Needs, Plan
-from ...kernels.stretching import Stretch
+from ...kernels.stretching import COUNTING, Stretch
 from ..base import Encoding
 from ..contract.context import Context
 from ..contract.state import KeyValueState, State, with_past
@@ -120,6 +120,13 @@ class PositionalEncoding(Encoding):
         marks = self.unturned[0].tolist()
         return tuple(0.0 if still else theta for theta, still in zip(frequencies_of(table, count), marks, strict=True))
 
+    @property
+    def supported_stretches(self) -> tuple[str, ...]:
+        """The forms that `stretch` accepts. Times cannot be counted, and LM-Infinite has a window of its own."""
+        counting = COUNTING if self.clock == "medium" else ()
+        left_out = counting if self.trained_window is None else (*counting, "lm_infinite")
+        return tuple(form for form in super().supported_stretches if form not in left_out)
+
     def stretch(self, stretch: Stretch | None) -> None:
         if stretch is not None and stretch.form in self.stretches:
             self._check_stretch(stretch)
@@ -130,17 +137,11 @@ class PositionalEncoding(Encoding):
 
     def _check_stretch(self, stretch: Stretch) -> None:
         """Raise ValueError if an option rules out a form that the class supports."""
-        if self.clock == "medium" and stretch.needs_raw_keys:
-            raise ValueError(f"stretch={stretch.form} counts tokens: use clock=index")
-        if stretch.form != "lm_infinite":
-            return
-        if self.implementation not in ("auto", "torch"):
+        if stretch.form == "lm_infinite" and self.implementation not in ("auto", "torch"):
             raise ValueError(
                 f"implementation={self.implementation}: lm_infinite is computed in PyTorch: use implementation=auto "
                 "or torch"
             )
-        if self.trained_window is not None:
-            raise ValueError(f"window={self.trained_window}: lm_infinite needs an encoding without a window")
 
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from encodings_support import ENCODINGS, attend, make_encoding, make_inputs
 from fused_support import DEVICE
 
+from bearings.core.options import options_of
 from bearings.encodings.nope import NoPE
 from bearings.encodings.pope import PoPE
 from bearings.encodings.rope import RoPE
 from bearings.kernels.attention import lm_infinite
 from bearings.kernels.stretching import ON_REQUEST, Stretch
+from bearings.session.settings import declared
 
 PLAIN = [1.0, 0.1, 0.01, 0.001]  # base 10,000, four pairs
 RECORDED = json.loads((Path(__file__).parents[1] / "fixtures" / "rope_scaling.json").read_text())["cases"]
@@ -230,10 +232,24 @@ def test_lm_infinite_does_not_change_trained_length(name):
     assert ((limited - plain)[:, 10:].abs().amax((0, 2, 3)) > 1e-6).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"clock": "medium"}, {"clock": "medium", "window": 4}])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_form_that_an_encoding_lists_is_accepted(name, options):
+    """`task=extrapolate` tries them all."""
+    kind = ENCODINGS[name]
+    own = options_of(declared(f"{kind.__module__}.{kind.__name__}", "encoding"))
+    if not options.keys() <= own.keys() or ("window" in options and not kind.windowed):
+        pytest.skip("without these options")
+    encoding = make_encoding(name, **options)
+    for form in encoding.supported_stretches:
+        if form != "longrope":  # needs factors
+            encoding.stretch(Stretch(form, 2.0, 64))
+
+
 def test_lm_infinite_rejects_kernels_windows_and_packed_rows():
     for options, message in (
         ({"implementation": "triton"}, "implementation=triton: lm_infinite"),
-        ({"window": 4}, "window=4"),
+        ({"window": 4}, "stretch=lm_infinite: RoPE supports interpolation"),
     ):
         with pytest.raises(ValueError, match=message):
             RoPE(16, 2, 2, 8, **options).stretch(stretch("lm_infinite", 2, 8))
