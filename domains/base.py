@@ -59,7 +59,7 @@ class Domain(ABC):
         top_p: default for nucleus sampling, which draws from the smallest set of tokens with at least this total
             probability; None draws from all tokens.
         margin: difference in nats per token below which encodings count as equivalent; `task.margin` overrides it.
-            About a quarter of the smallest difference that papers report on such data.
+            About a quarter of the smallest difference that papers report on such data; the default is for chorales.
         solved: minimum accuracy at which a run counts as having solved the task; None if there are no right or wrong
             answers. If set, encodings are compared by the number of seeds that solve the task, not by nats.
         chance: accuracy of guessing, if `solved` is set and `chance_with` is not overridden.

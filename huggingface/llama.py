@@ -25,9 +25,7 @@ def llama_settings(transformer: Transformer) -> dict[str, Any]:
     encoding = cast("RoPE", transformer.encodings[0])
     base, scaling = _rope(encoding)
     longest, stretch = {}, encoding.stretching
-    if (
-        stretch is not None and stretch.form == "yarn"
-    ):  # older transformers compute the factor from it
+    if stretch is not None and stretch.form == "yarn":  # older transformers compute the factor from it
         longest = {"max_position_embeddings": round(stretch.factor * stretch.length)}
     return {
         **longest,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.options import Option, Seed
+from ..core.words import plural
 from .evaluation import last_begin
 from .options import SamplingOptions
 from .transformer import Transformer
@@ -42,8 +43,8 @@ def sample(
         raise ValueError(problems[0])
     if model.longest is not None and prompt.shape[1] + tokens > model.longest:
         raise ValueError(
-            f"tokens={tokens}: the prompt has {prompt.shape[1]:,} tokens, and encoding.length={model.longest:,} limits "
-            "the whole context: draw fewer tokens"
+            f"tokens={tokens}: with a prompt of {plural(prompt.shape[1], 'token')}, it must be at most "
+            f"{model.longest - prompt.shape[1]:,}, because encoding.length={model.longest:,} limits both together"
         )
     device = prompt.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -71,9 +72,17 @@ def visible(model: Transformer, prompt: Tensor, tokens: int, length: int, period
     Args:
         length: the trained length. With encodings that limit the context, prompt and `tokens` fit into it too.
         period: the domain's period; the end begins at one of its multiples.
+
+    Raises:
+        ValueError: the encoding has no positions for `tokens` and a prompt.
     """
     most = length if model.longest is None else min(length, model.longest - tokens)
-    return prompt if most < 1 else prompt[:, last_begin(prompt.shape[1], most, period) :]
+    if most < 1:
+        raise ValueError(
+            f"tokens={tokens}: it must be below encoding.length={model.longest:,}, which includes at least one token "
+            "before the sample"
+        )
+    return prompt[:, last_begin(prompt.shape[1], most, period) :]
 
 
 def draw(

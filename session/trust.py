@@ -65,7 +65,7 @@ def refuse_untrusted(target: Any, group: str) -> None:
     if not own and not _is_trusted(target):
         raise UserError(
             f"{group}._target_={target}: refused, because importing it may run any code; allowed: {allowed}, and "
-            f"packages that you trust: if you trust this one, add trust={target.split('.')[0]} to the command"
+            f"packages that you trust: if you trust this one, set trust={target.split('.')[0]}"
         )
 
 

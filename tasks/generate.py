@@ -123,9 +123,12 @@ def draw_samples(
 
     The model sees the end of a prompt that is longer than `data.length`.
     """
+    try:
+        seen = visible(model, prompt, tokens, session.data.length, session.domain.period)
+    except ValueError as error:
+        raise UserError(f"task.{error}") from error
     given = [f"{key} {value:g}" for key, value in settings.items() if value is not None]
     session.console.print(f"drawing {plural(len(prompt), 'sample')} of {tokens:,} tokens: {', '.join(given)}")
-    seen = visible(model, prompt, tokens, session.data.length, session.domain.period)
     if seen.shape[1] < prompt.shape[1]:
         limit = f"data.length={session.data.length:,}"
         if model.longest is not None and model.longest - tokens < session.data.length:

@@ -87,7 +87,6 @@ def test_each_token_is_computed_once():
         (12, 99, {"length": 3, "period": 4}, 3),
         (40, 4, {"length": 16, "longest": 12}, 8),
         (40, 4, {"length": 6, "longest": 12}, 6),
-        (40, 12, {"length": 6, "longest": 12}, 40),  # which `sample` refuses
     ],
 )
 def test_the_model_sees_the_end_of_a_long_prompt(size, tokens, limits, seen):
@@ -95,6 +94,15 @@ def test_the_model_sees_the_end_of_a_long_prompt(size, tokens, limits, seen):
     model = small() if longest is None else small(partial(AbsoluteLearned, length=longest))
     prompt = torch.arange(size).expand(2, -1)
     assert torch.equal(visible(model, prompt, tokens, **limits), prompt[:, -seen:])
+
+
+def test_more_tokens_than_positions_are_refused():
+    model = small(partial(AbsoluteLearned, length=12))
+    with pytest.raises(ValueError, match=r"tokens=12: it must be below encoding\.length=12"):
+        visible(model, torch.zeros(1, 40), 12, length=6)
+    message = r"tokens=12: with a prompt of 1 token, it must be at most 11, because encoding\.length=12 limits both"
+    with pytest.raises(ValueError, match=message):
+        sample(model, torch.zeros(1, 1, dtype=torch.int64), 12)
 
 
 def test_only_the_logits_of_the_last_token_are_computed():

@@ -76,7 +76,7 @@ def test_a_package_is_trusted_where_the_user_says_so_and_nowhere_else():
             located("mine.Mine", "domain")
         with pytest.raises(UserError, match="refused"):
             located("mined.Mine", "encoding")
-    with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused, .*add trust=mine to the command"):
+    with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused, .*set trust=mine"):
         located("mine.Mine", "encoding")
     with pytest.raises(UserError, match="trust=3: it should be the name of a package"), trusting(3):
         pass
@@ -93,7 +93,7 @@ def test_a_report_leaves_hostile_runs_out_and_says_why(tmp_path, sound):
     for trouble in study.troubles:
         group, target = named[Path(trouble.place).name]
         assert trouble.why.startswith(f"config.yaml: {group}._target_={target}: refused")
-        assert f"trust={target.split('.')[0]} " in trouble.why
+        assert f"set trust={target.split('.')[0]}" in trouble.why
 
 
 @pytest.mark.parametrize("task", ["evaluate", "generate", "export", "score", "extrapolate", "mechanisms", "keep"])
@@ -110,7 +110,7 @@ def test_every_task_that_reads_a_run_refuses_a_hostile_one(run, tmp_path, sound,
 def test_the_command_line_refuses_and_trusts(run, tmp_path):
     status, _, err = run("task=check", "encoding._target_=mine.Mine")
     assert (status, err.count("\n")) == (2, 1)
-    assert "add trust=mine to the command" in err
+    assert "set trust=mine" in err
     place = tmp_path / "conf" / "experiment"
     place.mkdir(parents=True)
     (place / "shared.yaml").write_text("# @package _global_\ntrust: [evil]\nencoding: {_target_: evil.Evil}\n")
