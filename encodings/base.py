@@ -270,7 +270,7 @@ class Encoding(PositionModule):
 
         The encoding's weights are not included: callers count two operations per weight and token.
         """
-        return 4.0 * self.heads * self.head_dim * self.pairs_seen(length)
+        return 2.0 * self.heads * (self.score_dim + self.value_dim) * self.pairs_seen(length)
 
     def pairs_seen(self, length: int, reach: int | None = None) -> float:
         """Number of pairs of a query and a visible key in a sequence; with `reach`, only at smaller distances."""

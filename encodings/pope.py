@@ -102,9 +102,6 @@ class PoPE(PositionalEncoding):
         given = {"implementation": context.plan, "magnitudes": state is not None}
         return pope_attention(q, k, v, self.phase_offset(), self._base(context.positions), context.documents, **given)
 
-    def attention_flops(self, length: int) -> float:
-        return 1.5 * super().attention_flops(length)  # q.k has twice as many channels, the values do not
-
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`delta` before the clamp, from the highest frequency to the lowest."""
         elements = Elements(

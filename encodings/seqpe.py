@@ -67,6 +67,3 @@ class SeqPE(Encoding):
             for content, position in zip((q, k), context.shared, strict=True)
         )
         return super().forward(x, q, k, v, context, state)
-
-    def attention_flops(self, length: int) -> float:
-        return 1.5 * super().attention_flops(length)

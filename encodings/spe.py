@@ -99,9 +99,6 @@ class SPE(PositionalEncoding):
         passed = gate.sigmoid().sqrt().expand(*cosines.shape[:-1], 1)
         return torch.cat([size * cosines, size * sines, passed], -1)
 
-    def attention_flops(self, length: int) -> float:
-        return 0.5 * (1 + self.score_dim / self.head_dim) * super().attention_flops(length)
-
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`frequency` of each cosine."""
         speeds = (math.pi * self.frequencies.sigmoid()).flatten(1).sort(-1, descending=True).values

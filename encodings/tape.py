@@ -132,8 +132,8 @@ class TAPE(CarryingEncoding, Rotary):
         return super().needs._replace(value_dim=self.averaged_dim)
 
     def attention_flops(self, length: int) -> float:
-        pairs = super().attention_flops(length)
-        return pairs if self.update is None else 1.5 * pairs + self.update.flops(self.head_dim) * length
+        update = 0.0 if self.update is None else self.update.flops(self.head_dim)
+        return super().attention_flops(length) + update * length
 
 
 class Update(nn.Module):

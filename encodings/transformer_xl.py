@@ -81,4 +81,4 @@ class TransformerXL(PositionalEncoding):
         return torch.cat([k, waves.to(k.dtype).expand(*k.shape[:3], -1)], -1)
 
     def attention_flops(self, length: int) -> float:
-        return 1.5 * super().attention_flops(length) + 2.0 * length * self.projection.numel()
+        return super().attention_flops(length) + 2.0 * length * self.projection.numel()

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..encodings.base import Encoding
 from ..kernels.loss.cross_entropy import LARGE, piece_rows
 from .context_parallel import ContextParallel, SimulatedRank
 from .evaluation import autocast
@@ -64,7 +63,8 @@ def step_seconds(model: Transformer, batch_size: int, length: int, device: torch
     """
     own = {id(module) for encoding in model.position_modules for module in encoding.modules()}
     linear = (module for module in model.modules() if isinstance(module, nn.Linear) and id(module) not in own)
-    attention = sum(Encoding.attention_flops(encoding, length) for encoding in model.encodings) / length
+    plain = (4.0 * each.heads * each.head_dim * each.pairs_seen(length) for each in model.encodings)
+    attention = sum(plain) / length
     flops = 3 * (2 * sum(module.weight.numel() for module in linear) + attention) * batch_size * length
     rate = USUAL_SHARE * (peak_flops(device) or USUAL_PEAK)
     return flops / rate, LAUNCH_SECONDS * len(model.blocks)

@@ -171,12 +171,9 @@ class Evaluation:
         self, model: Scored, store: Store, index: np.ndarray, batch: list[Window], device: torch.device, kinds: int
     ) -> np.ndarray:
         """Nats, targets and correct targets of each window and group, `[3, windows, kinds]`."""
-        tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
-        targets = tensors["targets"].to(device)
-        with autocast(device, self.precision):
-            nats, right = model.token_nats(tensors["inputs"].to(device), targets)
-        figures = torch.stack([nats.double(), targets != IGNORED, right])
-        groups = torch.zeros_like(tensors["targets"])
+        pieces = [piece_of(store, index[w.document], w) for w in batch]
+        figures = torch.stack(figures_of(model, pieces, device, self.precision))
+        groups = torch.zeros(figures.shape[1:], dtype=torch.int64)
         if store.groups:
             for row, w in enumerate(batch):
                 if (marks := store.marks_of(index[w.document])) is not None:
@@ -184,6 +181,24 @@ class Evaluation:
                     groups[row, : len(here)] = torch.from_numpy(here.astype(np.int64))
         groups = groups.to(device)
         return torch.stack([(figures * (groups == kind)).sum(-1) for kind in range(kinds)], -1).cpu().numpy()
+
+
+def figures_of(
+    model: Scored, pieces: Sequence[Piece], device: torch.device, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nats of each target, whether it counts, and whether it was the most likely token, `[pieces, T]` each.
+
+    Args:
+        model: the model, on `device`.
+        pieces: inputs and targets, each in a row of its own.
+        device: where it computes.
+        precision: see `autocast`.
+    """
+    tensors = collate([[piece] for piece in pieces])
+    targets = tensors["targets"].to(device)
+    with autocast(device, precision):
+        nats, right = model.token_nats(tensors["inputs"].to(device), targets)
+    return nats.double(), targets != IGNORED, right
 
 
 def piece_of(store: Store, document: int, window: Window) -> Piece:

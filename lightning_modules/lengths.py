@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from ..domains.store import Store
-from .data_module import IGNORED, collate
-from .evaluation import Scored, autocast, batched, piece_of, windows
+from .evaluation import Scored, batched, figures_of, piece_of, windows
 
 OVERLAP = 0.5  # of a context: each target sees at least half of it, or all of its document
 
@@ -56,11 +55,8 @@ def score_by_position(
     groups = [[*group] for _, group in groupby(found, lambda window: window.size)] if unpadded else [found]
     batches = (batched(group, [window.size for window in group], tokens_per_batch) for group in groups)
     for batch in chain.from_iterable(batches):
-        tensors = collate([[piece_of(store, index[w.document], w)] for w in batch])
-        targets = tensors["targets"].to(device)
-        with autocast(device, precision):
-            nats, _ = model.token_nats(tensors["inputs"].to(device), targets)
-        nats, counted = nats.double().cpu().numpy(), (tensors["targets"] != IGNORED).numpy()
+        pieces = [piece_of(store, index[w.document], w) for w in batch]
+        nats, counted = (each.cpu().numpy() for each in figures_of(model, pieces, device, precision)[:2])
         for row, window in enumerate(batch):
             place = np.flatnonzero(counted[row])
             bucket = np.searchsorted(lows, place + 1, side="right") - 1

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from ..core.errors import DivergedError
-from .data_module import IGNORED, Piece, collate
-from .evaluation import Scored, autocast, batched
+from .data_module import IGNORED, Piece
+from .evaluation import Scored, batched, figures_of
 
 
 @torch.inference_mode()
@@ -48,13 +48,9 @@ def continuation_nats(
             tokens = np.concatenate([context, then], dtype=np.int64)[-(length + 1) :]
             targets = tokens[1:].copy()
             targets[: -len(then)] = IGNORED
-            pieces.append([Piece(tokens[:-1], targets)])
-        tensors = collate(pieces)
-        targets = tensors["targets"].to(device)
-        with autocast(device, precision):
-            each, right = model.token_nats(tensors["inputs"].to(device), targets)
-        scored = targets != IGNORED
-        nats[batch] = each.double().masked_fill(~scored, 0).sum(-1).cpu().numpy()
+            pieces.append(Piece(tokens[:-1], targets))
+        each, scored, right = figures_of(model, pieces, device, precision)
+        nats[batch] = each.masked_fill(~scored, 0).sum(-1).cpu().numpy()
         greedy[batch] = (right.bool() | ~scored).all(-1).cpu().numpy()
         done += len(batch)
         on_batch(done, len(pairs))
