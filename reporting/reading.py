@@ -30,9 +30,10 @@ from .lengths import read_lengths
 from .mechanism_files import read_mechanism
 from .naming import file_name, short
 from .packed import RUNS, read_packed
-from .planned import LIST, absent, read_list, searched_keys, unmade_models
+from .planned import absent, searched_keys, unmade_models
 from .sample_metrics import read_metrics
 from .study import MISSING, REFUSED, Comparison, Contestant, Study, Trouble, differing, unusual
+from .study_list import LIST, read_list
 
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 TOGETHER = 100  # runs; fewer are read sooner than a process for them starts

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..core.errors import UserError
 from ..core.whole_files import write_text
-from ..reporting.planned import LIST
+from ..reporting.study_list import LIST
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "studies"

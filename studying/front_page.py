@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.words import plural, signed
-from ..reporting.planned import listed, read_list
+from ..reporting.planned import listed
 from ..reporting.ranking import Ranking, ranked
+from ..reporting.study_list import read_list
 from ..reporting.tables import Row, Table
 from .catalogue import STUDIES
 from .outcomes import Outcome

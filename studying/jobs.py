@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..reporting.lines import SEED, without_seed, words_of
 from ..reporting.packed import packed_names
-from ..reporting.planned import SEED, without_seed, words_of
 from ..session.overrides import key_of
 from ..session.run_choices import choices_for
 from .catalogue import ROOT

@@ -16,7 +16,7 @@ from ..core.whole_files import made_whole, write_text
 from ..domains.baseline_records import read_baseline
 from ..domains.records import Records
 from ..reporting.packed import read_packed
-from ..reporting.planned import LIST
+from ..reporting.study_list import LIST
 from ..session.identity import identity
 from ..session.item_files import read_items
 from ..session.manifest import manifest_text

@@ -8,11 +8,12 @@ from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import UserError
 from ..reporting.legible import plain
 from ..reporting.lengths import lengths_of, lengths_table
-from ..reporting.planned import NO_RECORD, read_list
+from ..reporting.planned import NO_RECORD
 from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, across_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import Study
+from ..reporting.study_list import read_list
 from ..reporting.tables import Row, Table, interval, with_sign
 from .solved import solved_table
 

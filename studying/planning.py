@@ -15,19 +15,11 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, suggestions
+from ..reporting.lines import as_written, expanded, searched_run, without_seed, words_of
 from ..reporting.naming import short
 from ..reporting.packed import read_packed
-from ..reporting.planned import (
-    EXAMPLE,
-    LIST,
-    as_written,
-    expanded,
-    listed,
-    read_list,
-    searched_run,
-    without_seed,
-    words_of,
-)
+from ..reporting.planned import listed
+from ..reporting.study_list import EXAMPLE, LIST, read_list
 from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental

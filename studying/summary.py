@@ -23,7 +23,7 @@ from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
 from ..reporting.packed import RUNS
-from ..reporting.planned import LIST, OUTCOMES, TUNED, read_list
+from ..reporting.planned import TUNED
 from ..reporting.power import needed_sentence
 from ..reporting.published import nearest_published
 from ..reporting.reading import read_study
@@ -31,6 +31,7 @@ from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import Comparison, Study
+from ..reporting.study_list import LIST, OUTCOMES, read_list
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign, write_csv
 from ..reporting.take_off import take_off_plot, take_off_sentence, take_off_table
 from ..reporting.zero_shot import zero_shot_tables

@@ -5,8 +5,8 @@ from report_support import lengths, make_run, undrawn  # noqa: F401 (fixtures)
 
 from bearings.core.errors import UserError
 from bearings.reporting.claims import Claim, claims_table, verdict
-from bearings.reporting.planned import read_list
 from bearings.reporting.reading import read_study
+from bearings.reporting.study_list import read_list
 from bearings.studying.summary import write_summary
 
 pytestmark = pytest.mark.usefixtures("undrawn")

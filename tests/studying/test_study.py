@@ -13,7 +13,7 @@ from study_support import CPU, study_command  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.core.plain_yaml import as_yaml
-from bearings.reporting.planned import expanded
+from bearings.reporting.lines import expanded
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session

@@ -10,8 +10,9 @@ from conftest import composed
 from trust_support import modules  # noqa: F401
 
 from bearings.core.errors import UserError
-from bearings.reporting.planned import MOST_RUNS, expanded, read_list
+from bearings.reporting.lines import MOST_RUNS, expanded
 from bearings.reporting.reading import read_study
+from bearings.reporting.study_list import read_list
 from bearings.session.trust import trusting
 from bearings.studying import jobs
 from bearings.studying import planning as studies

@@ -14,8 +14,8 @@ from report_support import DELTA, lengths, make_run, mechanisms, report_task, un
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
 from bearings.reporting.packed import packed_names, read_packed
-from bearings.reporting.planned import read_list
 from bearings.reporting.reading import read_study
+from bearings.reporting.study_list import read_list
 from bearings.studying import jobs, planning, summary
 from bearings.studying.catalogue import studies
 from bearings.studying.front_page import PAGE, front_page, small_models
