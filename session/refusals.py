@@ -12,7 +12,7 @@ from ..lightning_modules.data_module import DataModule
 from ..lightning_modules.trainer import TrainerSettings
 from ..lightning_modules.transformer import Transformer
 
-LATER = 100  # tokens; a length that no implementation processes in equal parts
+PROBED = 100  # tokens to look for leaks in; not a multiple of the chunks that implementations use
 
 
 def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transformer: Transformer) -> None:
@@ -53,7 +53,7 @@ def refuse_later_tokens(transformer: Transformer, length: int) -> None:
         length: length of rows in training.
     """
     kinds = ", ".join(dict.fromkeys(type(encoding).__name__ for encoding in transformer.encodings))
-    length = min(LATER, length, *([] if transformer.longest is None else [transformer.longest]))
+    length = min(PROBED, length, *([] if transformer.longest is None else [transformer.longest]))
     draw = torch.Generator().manual_seed(0)
     transformer.eval()
     with torch.no_grad():

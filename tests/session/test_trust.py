@@ -135,6 +135,14 @@ def test_trust_is_no_part_of_a_run(tmp_path):
         RunDirectory.open(path)
 
 
+def test_a_class_of_another_package_can_use_the_time_of_the_medium(run, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "turning", raising=False)
+    text = "from bearings.encodings.rope import RoPE\nclass Turning(RoPE):\n    pass\n"
+    (tmp_path / "modules" / "turning.py").write_text(text)
+    given = ("encoding=rope", "encoding._target_=turning.Turning", "trust=turning", "experiment=debug", "task=check")
+    assert run(*given, "encoding.clock=medium")[0] == 0
+
+
 def test_a_class_of_another_package_brings_its_own_options(run):
     own = ("encoding=pope", "encoding._target_=mine.Mine", "trust=mine", "task=check", "experiment=debug")
     assert run(*own, "encoding.speed=0.3")[0] == 0
