@@ -95,6 +95,11 @@ class Domain(ABC):
         return cls.chance
 
     @classmethod
+    def augmented_with(cls, options: Mapping[str, Any]) -> str | None:
+        """What `augment` does with these settings of the domain, as a sentence for reports; None for nothing."""
+        return None
+
+    @classmethod
     def subset(cls, content: Mapping[str, Any], document: str) -> str | None:
         """The subset that a test document belongs to, if reports also score parts of the test split; otherwise None.
 

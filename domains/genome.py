@@ -248,6 +248,11 @@ class Genome(Domain):
         pattern = f"[ACGT]{{{longest}}}|." if longest > 1 else "."
         return by_pattern(spelt, pattern, {letter.lower(): letter for letter in sequences.LETTERS}, unknown="N")
 
+    @classmethod
+    def augmented_with(cls, options: Mapping[str, Any]) -> str | None:
+        both = options.get("reverse_complement")
+        return "In training, half of the windows are read from the other strand." if both else None
+
     def augment(self, tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Replace half of the windows by the other strand, with the same tokens that `build` would produce.
 

@@ -13,9 +13,9 @@ import symusic
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
 from . import chorales, melodies, midi_files, music_metrics, pianoroll
-from .base import Domain
 from .clocks import Clock
 from .fetch import fetch, verify
+from .music import Music
 from .options import TRANSPOSE, JSBOptions
 from .store import SPLITS, StoreWriter, hash_files
 
@@ -38,7 +38,7 @@ NEW_MELODIES = frozenset(
 )
 
 
-class JSB(Domain):
+class JSB(Music):
     """Chorales as in the PoPE paper: a document is a piece, from soprano to bass at each 16th.
 
     Token 0 starts a document, 1 is a rest, 2..59 are MIDI pitches 30..87: the range of the chorales, 36..81, plus
@@ -213,15 +213,9 @@ class JSB(Domain):
             midi.instruments.append(instrument)
         return midi
 
-    def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
-        return pianoroll.write(item, self.axis, stem)
-
     def measure(self, ids: Iterable[int]) -> np.ndarray:
         body = np.array([value for value in map(int, ids) if value != START], np.int64)
         body = body[: len(body) // VOICES * VOICES]
         pitched = (body >= FIRST) & (body < self.vocabulary)
         grid = np.where(pitched, body - FIRST + BASE, chorales.REST).reshape(-1, VOICES)
         return music_metrics.of_voices(grid, 4 * chorales.STEPS, chorales.STEPS)
-
-    def preview(self, item: pretty_midi.PrettyMIDI) -> str:
-        return pianoroll.as_text(item, self.axis)

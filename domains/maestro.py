@@ -13,9 +13,9 @@ import pretty_midi
 from ..core.errors import MOST_FAULTS, UserError, several
 from ..core.words import plural
 from . import melodies, midi_files, music_metrics, pianoroll, remi
-from .base import Domain
 from .clocks import Clock
 from .fetch import fetch
+from .music import Music
 from .options import MaestroOptions
 from .performances import Performance, Release, fingerprint
 from .store import SPLITS, StoreWriter
@@ -33,7 +33,7 @@ NEW_COMPOSITIONS = (
 RESOLUTION = 480  # ticks per quarter note of written files; a multiple of both grids
 
 
-class Maestro(Domain):
+class Maestro(Music):
     """Piano performances (Hawthorne et al., arXiv 1810.12247). A document is one performance, from BOS to EOS.
 
     A note consists of three tokens, Pitch, Velocity and Duration, which follow the Bar and Position of its onset.
@@ -238,9 +238,6 @@ class Maestro(Domain):
         midi.instruments.append(piano)
         return midi
 
-    def render(self, item: pretty_midi.PrettyMIDI, stem: Path) -> list[Path]:
-        return pianoroll.write(item, self.axis, stem)
-
     def measure(self, ids: Iterable[int]) -> np.ndarray:
         known = [value for value in map(int, ids) if 0 <= value < self.vocabulary]
         known = np.array(known[: known.index(remi.END)] if remi.END in known else known, np.int64)
@@ -248,9 +245,6 @@ class Maestro(Domain):
         start, end = (np.rint(each / codec.step).astype(np.int64) for each in (notes.start, notes.end))
         length = round(codec.advance(known).sum() / codec.step)
         return music_metrics.of_performance(start, end, notes.pitch, length, round(1 / codec.step))
-
-    def preview(self, item: pretty_midi.PrettyMIDI) -> str:
-        return pianoroll.as_text(item, self.axis)
 
 
 def _place(file: str) -> str:

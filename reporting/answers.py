@@ -118,7 +118,7 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
     if none:
         parts.append(f"with no seed by {plural(len(none), 'encoding')}{_widest(none.values())}")
     p = min((each.holm_p for each in undecided if each.holm_p is not None), default=None)
-    least = "" if p is None else f" (adjusted p at least {p_value(p)})"
+    least = "" if p is None else f" (adjusted p {'at least ' if p < 1 else ''}{p_value(p)})"
     parts.append(f"{len(undecided)} differences from {name_of(scores[0], scores[0].against)} are undecided{least}")
     return "; ".join(parts)
 

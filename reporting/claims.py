@@ -1,5 +1,6 @@
-"""Published claims about encodings, and whether the records of a study show or refute them."""
+"""Claims about encodings, of papers or a study's own hypothesis, and whether its records show or refute them."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +17,7 @@ from .study import Comparison, Contestant, Study
 from .tables import Row, Table, interval, p_value, with_sign
 
 PER_CENT = 100.0
+MOST_TOLD = 4  # claims that are told one by one
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ class Claim(Options):
         claim: the claim, with its source and figures.
         model: the encoding that is claimed to have the lower loss, or to solve the task with more seeds.
         than: the other encoding; null if the loss of `model` is claimed not to rise beyond the trained length.
-        split: the split that is scored; null for `context`.
-        context: the context length in tokens with which the first split is scored; null for `split`.
+        split: the split that is scored; null for `context` or `times`.
+        context: the context length in tokens with which the first split is scored; null for `split` or `times`.
+        times: a context length as a multiple of the trained one. The loss is claimed to rise less up to it than that of
+            `than`. Null for `split` or `context`.
         published: the difference of losses that others report, in the unit of the table; null if they report none.
     """
 
@@ -36,11 +40,12 @@ class Claim(Options):
     than: str | None = None
     split: str | None = None
     context: Count | None = None
+    times: Count | None = None
     published: float | None = None
 
     def check_together(self) -> None:
-        if (self.split is None) == (self.context is None) or (self.than is None and self.context is None):
-            raise ValueError(f"claims, {self.model}: give than and split, than and context, or context")
+        if [self.split, self.context, self.times].count(None) != 2 or (self.than is None and self.context is None):
+            raise ValueError(f"claims, {self.model}: give context, or than with one of split, context and times")
 
 
 def read_claims(given: Any) -> list[Claim]:
@@ -79,8 +84,9 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
     notes, about = [], [comparison.solved is not None for comparison in study.comparisons]
     if not all(about):
         notes = [
-            "Measured: the difference, paired by seed, or how much the loss rises from the trained length to the "
-            "context. Intervals are Student's t over seeds, not adjusted for the number of claims.",
+            "Measured: the difference, paired by seed; or how much the loss rises from the trained length to the "
+            "context, or the difference of two such rises in points. Intervals are Student's t over seeds, not "
+            "adjusted for the number of claims.",
             f"Shown: the whole interval is below 0, or below {PER_CENT * TOLERANCE:g} % where no rise is claimed. "
             "Refuted: all of it is above that. Smaller than published: neither, but the interval excludes the "
             "published difference.",
@@ -92,9 +98,22 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
         )
     notes.append(
         "No scores: the models have none with the same seed, split or context. Verdicts are about models of this size, "
-        "data and training only."
+        "data and training only. The study's list says if claims were added to it after the runs."
     )
-    return Table("claims", "Claims of papers", columns, rows, notes)
+    return Table("claims", "Claims", columns, rows, notes)
+
+
+def claims_told(table: Table) -> list[str]:
+    """What a `claims_table` found: a sentence for each row of a short table, otherwise the number of each verdict."""
+    if len(table.rows) > MOST_TOLD:
+        counted = Counter(row["verdict"] for row in table.rows).most_common()
+        return [f"{table.title}: {', '.join(f'{number} {verdict}' for verdict, number in counted)}"]
+    sentences = []
+    for row in table.rows:
+        place = f"{row['domain']}: " if "domain" in table.columns else ""
+        measured = ", ".join(row[key] for key in ("measured", "interval") if key in row)
+        sentences.append(f"{place}{row['claim']}: {row['verdict']}{f' ({measured})' if measured else ''}")
+    return sentences
 
 
 def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
@@ -106,7 +125,9 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
         yield from _by_solve_rates(comparison, claim, models[claim.model], models[claim.than or claim.model])
         return
     mine = _scores(comparison, claim, models[claim.model])
-    if claim.than is None:
+    if claim.times is not None:
+        theirs, unit = _scores(comparison, claim, models[str(claim.than)]), "points"
+    elif claim.than is None:
         theirs, unit = _in_context(comparison, models[claim.model], None), "%"
     else:
         theirs, unit = _scores(comparison, claim, models[claim.than]), "nats/token"
@@ -157,19 +178,25 @@ def verdict(low: float, high: float, limit: float = 0.0, published: float | None
 
 
 def _scores(comparison: Comparison, claim: Claim, contestant: Contestant) -> dict[int, float]:
-    """Nats per token by seed."""
+    """Nats per token by seed, or by how many per cent they rise."""
+    if claim.times is not None:
+        trained, longest = (_in_context(comparison, contestant, None, times) for times in (1, claim.times))
+        shared = trained.keys() & longest.keys()
+        return {seed: PER_CENT * (longest[seed] / trained[seed] - 1) for seed in sorted(shared)}
     if claim.split is None:
         return _in_context(comparison, contestant, claim.context)
     runs = contestant.runs.items()
     return {seed: run.records[claim.split].nats_per_token for seed, run in runs if claim.split in run.records}
 
 
-def _in_context(comparison: Comparison, contestant: Contestant, context: int | None) -> dict[int, float]:
-    """Nats per token of the first split in contexts of this length, or of the trained length if None, by seed."""
+def _in_context(
+    comparison: Comparison, contestant: Contestant, context: int | None, times: int = 1
+) -> dict[int, float]:
+    """Nats per token of the first split in contexts of this length, or of `times` the trained length, by seed."""
     found = {}
     for seed, run in contestant.runs.items():
         rows = read_lengths(run.directory.extrapolation(comparison.splits[0]))
         by_context = nats_by_context(rows, PLAIN)
-        if rows and (length := context or rows[0]["trained"]) in by_context:
+        if rows and (length := context or times * rows[0]["trained"]) in by_context:
             found[seed] = by_context[length]
     return found

@@ -42,6 +42,7 @@ class Score:
         holm_p: p of a difference of 0, adjusted over the differences of its study; see `adjusted`.
         holm_equivalence_p: p of a difference outside the margin, adjusted likewise.
         tests: number of tests that `holm_p` is adjusted for.
+        hinges: whether a dominating cluster decides: nothing is shown, but it would be with it alone or without it.
     """
 
     comparison: Comparison
@@ -59,6 +60,7 @@ class Score:
     holm_p: float | None = None
     holm_equivalence_p: float | None = None
     tests: int = 1
+    hinges: bool = False
 
     @property
     def is_reference(self) -> bool:
@@ -80,6 +82,11 @@ class Score:
     def equivalence_p(self) -> float | None:
         """Unadjusted p of the equivalence test; None if there is none."""
         return self.difference and self.difference.deciding[1]
+
+    @property
+    def lenient(self) -> tuple[float | None, float | None]:
+        """`p` and `equivalence_p`; if one cluster dominates, the smaller of each with and without it."""
+        return (self.p, None) if self.difference is None else self.difference.lenient
 
     @property
     def verdict(self) -> str:
@@ -106,7 +113,7 @@ class Score:
             return ("lower" if self.difference.value < 0 else "higher") + (", within the margin" if alike else "")
         if alike:
             return "no difference"
-        return "one cluster dominates" if self.difference.dominated else "undecided"
+        return "one cluster dominates" if self.hinges else "undecided"
 
 
 def study_scores(study: Study, reference: str, margin: float | None = None) -> list[Score]:
@@ -218,11 +225,13 @@ def adjusted(found: Sequence[Score], unmade: Mapping[Path, int]) -> list[Score]:
         family = [i for i, score in enumerate(found) if not score.part and score.comparison.studies <= studies]
         splits = max(len(found[i].comparison.splits) for i in family)
         planned = splits * coming(unmade, studies)
-        for name, of in (("holm_equivalence_p", "equivalence_p"), ("holm_p", "p")):
+        for name, of, lenient in (("holm_equivalence_p", "equivalence_p", 1), ("holm_p", "p", 0)):
             tested = [i for i in family if getattr(result[i], of) is not None]
             tests = [*(getattr(result[i], of) for i in tested), *[1.0] * planned]
-            for i, p in zip(tested, holm(tests), strict=False):
-                result[i] = replace(result[i], **{name: p}, tests=len(tests))
+            for place, (i, p) in enumerate(zip(tested, holm(tests), strict=False)):
+                otherwise = [*tests[:place], result[i].lenient[lenient], *tests[place + 1 :]]
+                hinges = result[i].hinges or holm(otherwise)[place] < ALPHA <= p
+                result[i] = replace(result[i], **{name: p}, tests=len(tests), hinges=hinges)
     return result
 
 

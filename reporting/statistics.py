@@ -1,6 +1,6 @@
 """Statistics over per-document records: estimates, paired differences with their tests, Holm's method."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -83,19 +83,22 @@ class Difference:
     without: tuple[float | None, float | None] | None
 
     @property
-    def dominated(self) -> bool:
-        """Whether one cluster causes most of the variance over clusters."""
-        return self.largest_share is not None and self.largest_share > DOMINANT
-
-    @property
     def deciding(self) -> tuple[float | None, float | None]:
         """both_p and equivalence_p; if one cluster dominates, the larger of each with and without it."""
+        return self._with_and_without(max)
+
+    @property
+    def lenient(self) -> tuple[float | None, float | None]:
+        """As `deciding`, but the smaller of each."""
+        return self._with_and_without(min)
+
+    def _with_and_without(self, choose: Callable[[float, float], float]) -> tuple[float | None, float | None]:
         if self.without is None or self.both_p is None or self.equivalence_p is None:
             return self.both_p, self.equivalence_p
         both, equivalence = self.without
         if both is None or equivalence is None:  # too few other clusters
             return None, None
-        return max(self.both_p, both), max(self.equivalence_p, equivalence)
+        return choose(self.both_p, both), choose(self.equivalence_p, equivalence)
 
 
 def by_cluster(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:

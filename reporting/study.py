@@ -246,6 +246,11 @@ class Comparison:
         return (self.any_run.domain.chance_with(self.any_run.config["domain"]) + self.solved) / 2
 
     @property
+    def augmented(self) -> str | None:
+        """How training windows are augmented, as a sentence; None if they are not."""
+        return self.any_run.domain.augmented_with(self.any_run.config["domain"])
+
+    @property
     def margin(self) -> float:
         """Margin of equivalence in nats/token: that of its studies if they give the same one, or the domain's."""
         given = {each.margin for each in self.listed.values()}

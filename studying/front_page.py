@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..core.words import plural, signed
 from ..reporting.planned import listed
 from ..reporting.ranking import Ranking, ranked
+from ..reporting.scores import FEW_SEEDS
 from ..reporting.study_list import read_list
 from ..reporting.tables import Row, Table
 from .catalogue import STUDIES
@@ -18,7 +19,7 @@ PAGE = STUDIES / "README.md"
 MOST = 12  # rows of the table
 NAMED = 3  # encodings that a line names
 COSTS = {"flops_per_token": "FLOPs", "tokens_per_s": "tokens/s"}
-UNDECIDED = {"undecided", "one cluster dominates", "not enough seeds", "not enough clusters"}
+UNDECIDED = {"undecided", "one cluster dominates", "not enough clusters"}
 
 
 class Topic(NamedTuple):
@@ -37,7 +38,11 @@ class Topic(NamedTuple):
 
 
 RANKED = (  # small models, with the same steps for each encoding
-    Topic("zoo_jsb", "chorales, small", "Bach chorales, small models, each encoding at its best learning rate"),
+    Topic(
+        "zoo_jsb",
+        "chorales, small",
+        "Bach chorales, small models, transposed in training, each encoding at its best learning rate",
+    ),
     Topic("zoo_maestro", "piano, small", "Piano performances, small models, tuned likewise"),
     Topic("zoo_genome", "genome, small", "Human genome (99 windows), small models, tuned likewise"),
     Topic("zoo_wikitext2", "text, small", "Wikipedia articles, small models, tuned likewise"),
@@ -60,7 +65,7 @@ LOSSES = (  # columns of the table
     TUNED_CHORALES,
     PIANO,
     SHORT,
-    Topic("wikitext2", "text", "Wikipedia articles, larger models"),
+    Topic("wikitext2", "text", "Wikipedia articles, larger models", "Text: PoPE's delta starts at zero."),
 )
 LENGTHS = Topic(
     "zoo_jsb_length",
@@ -159,6 +164,8 @@ def _losses(outcome: Outcome) -> str:
     parts = [_listed(lower, f"lower than {outcome.reference}") if lower else f"none is lower than {outcome.reference}"]
     if undecided:
         parts.append(_listed(undecided, "not decided"))
+    if few := [row for row in rows if row["verdict"] == FEW_SEEDS]:
+        parts.append(_listed(few, "too few seeds for a test"))
     if equivalent := [row for row in rows if row["verdict"] == "no difference"]:
         parts.append(_listed(equivalent, f"equivalent within {equivalent[0]['margin']:g} nats/token"))
     if higher:
@@ -254,7 +261,8 @@ def _ranking(outcomes: Mapping[str, Outcome]) -> Ranking | None:
 def _cell(row: Row | None) -> str | None:
     if row is None or row.get("difference_percent") is None:
         return None if row is None else "reference"
-    text = f"{signed(row['difference_percent'], 1)} %"
+    few = f" ({plural(row['seeds'], 'seed')})" if row["verdict"] == FEW_SEEDS else ""
+    text = f"{signed(row['difference_percent'], 1)} %{few}"
     return f"**{text}**" if row["verdict"].startswith(("lower", "higher")) else text
 
 

@@ -4,7 +4,6 @@ import math
 import shutil
 import tempfile
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -17,13 +16,13 @@ from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
 from ..reporting.baselines import kept_baselines
-from ..reporting.claims import claims_table
+from ..reporting.claims import claims_table, claims_told
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
 from ..reporting.packed import RUNS
-from ..reporting.planned import TUNED
+from ..reporting.planned import TUNED, unrecorded_values
 from ..reporting.power import needed_sentence
 from ..reporting.published import nearest_published
 from ..reporting.reading import read_study
@@ -45,6 +44,7 @@ PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attentio
 KEPT = 2  # of PLOTS, the first that a study has: one on its page and one in the details
 FIGURES = {"scores": "differences.svg", "lengths": "lengths.svg", "take-off": "take-off.svg"}  # of each outcome
 MOST_DRAWN = 12  # differences in the plot of a page
+MOST_EXTENDED = 60  # rows of a table of contexts; a longer one has no extensions
 MOST_ROWS = 8  # of the table; a longer one is in the details
 MODEL = {
     **{"study": ("study", str), "model": ("model", str)},
@@ -84,7 +84,8 @@ def write_summary(folder: Path) -> Outcome:
     outcome = outcome_of(folder, study, found, measured)
     with tempfile.TemporaryDirectory() as place:
         first = FIGURES[read_list(folder).get("outcome", OUTCOMES[0])]
-        possible = sorted(_plots(study, found, measured, Path(place)), key=lambda plot: plot[0] != first)
+        claimed = [each for claim in read_list(folder).get("claims", ()) for each in (claim.model, claim.than)]
+        possible = sorted(_plots(study, found, measured, claimed, Path(place)), key=lambda plot: plot[0] != first)
         made = ((name, plot) for name, draw in possible if (plot := draw()) is not None)
         drawn = dict(islice(made, KEPT))
         for name in PLOTS:
@@ -97,16 +98,20 @@ def write_summary(folder: Path) -> Outcome:
 
 
 def _plots(
-    study: Study, found: Sequence[Score], measured: Sequence[Measured], folder: Path
+    study: Study, found: Sequence[Score], measured: Sequence[Measured], claimed: Sequence[str | None], folder: Path
 ) -> list[tuple[str, Callable[[], Plot | None]]]:
-    """Names of PLOTS, in their order, with functions that draw them; those of one comparison show the largest."""
+    """Names of PLOTS, in their order, with functions that draw them; those of one comparison show the largest.
+
+    The plot of contexts has the `claimed` models, whatever their loss.
+    """
     if not study.comparisons:
         return []
     number = largest(study)
     whole, lengths = study.comparisons[number], measured[number]
     shown = legible(whole, found)
     (styles,) = plots.styles_of([shown.labels])
-    title, references = f"{shown.name}, {shown.splits[0]} split: other context lengths", references_of(whole, found)
+    title = f"{shown.name}, {shown.splits[0]} split: other context lengths"
+    references = [*references_of(whole, found), *(each for each in lengths if each in claimed)]
 
     def of_shown(draw: Callable[..., Plot | None]) -> Callable[[], Plot | None]:
         return lambda: noted(draw(shown, styles, folder), shown, whole)
@@ -168,18 +173,18 @@ def _page(
         "lengths": [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths],
         "take-off": [f"{name}: {sentence}" if many else sentence for name, sentence in told.items() if sentence],
     }
-    clauses = [*sentences.pop(listed.get("outcome", OUTCOMES[0])), *chain(*sentences.values())]
-    clauses += [nearest] if (nearest := nearest_published(found)) else []
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
-    for table in claims:
-        counted = Counter(row["verdict"] for row in table.rows).most_common()
-        clauses.append(f"{table.title}: {', '.join(f'{number} {verdict}' for verdict, number in counted)}")
+    told_claims = [sentence for table in claims for sentence in claims_told(table)]
+    first = sentences.pop(listed.get("outcome", OUTCOMES[0]))
+    clauses = [*first, *told_claims, *chain(*sentences.values())]
+    clauses += [nearest] if (nearest := nearest_published(found)) else []
     results = "\n".join(f"- {as_markdown(line)}" for line in [*clauses, *study.legend().values()])
     rows = outcome.rows if outcome.solved is None else outcome.solved.rows
     figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
     parts = [f"# {folder.name}", question, results]
     if outcome.missing:
-        parts.append(f"Listed runs without a record: {outcome.missing}.")
+        lost = "".join(f", all with {each}" for each in unrecorded_values(folder, study.runs))
+        parts.append(f"Listed runs without a record: {outcome.missing}{lost and ', among them'}{lost[1:]}.")
     parts.append(table_of(outcome) if len(rows) <= MOST_ROWS else "")
     parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or ""), figure]
     if "would_change" in listed:
@@ -190,6 +195,7 @@ def _page(
             f"{plural(outcome.runs, 'run')}, about {plural(max(round(outcome.minutes), 1), 'minute')} of training on "
             f"{' and '.join(devices)}; start-up and scoring are not included."
         )
+    parts += dict.fromkeys(filter(None, (comparison.augmented for comparison in study.comparisons)))
     details = [table_of(outcome) if len(rows) > MOST_ROWS else "", needed_sentence(found) or "", *others]
     details += [_section(each) for each in [*lengths, *claims, *_further(study, outcome.reference, take_offs)]]
     if any(details):
@@ -250,9 +256,13 @@ def _files(folder: Path, searched: bool) -> list[str]:
 
 
 def _lengths(comparison: Comparison, measured: Measured) -> Table:
-    """Loss in other context lengths on the first split."""
-    shown = plain(measured) if len(measured) > MOST else measured
-    return _best_first(split_table(comparison, comparison.splits[0], shown))
+    """Loss in other context lengths on the first split; in a long table, without extensions."""
+    whole = _best_first(split_table(comparison, comparison.splits[0], measured))
+    if len(whole.rows) <= MOST_EXTENDED:
+        return whole
+    short = _best_first(split_table(comparison, comparison.splits[0], plain(measured)))
+    left_out = f"{plural(len(whole.rows) - len(short.rows), 'row')} of models that were extended after training"
+    return replace(short, notes=[*short.notes, f"Left out: {left_out}; task=report lists them."])
 
 
 def _best_first(lengths: Table) -> Table:

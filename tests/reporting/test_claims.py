@@ -1,4 +1,4 @@
-"""Claims of papers in a study's list, and the verdicts on its page."""
+"""Claims in a study's list, and the verdicts on its page."""
 
 import pytest
 from report_support import lengths, make_run, undrawn  # noqa: F401 (fixtures)
@@ -48,6 +48,13 @@ def test_a_claim_is_shown_refuted_or_undecided_by_its_interval(folder):
     low, high = map(float, lower["interval"].split(" to "))
     assert low < -1.018 < high < 0
     assert {row["seeds"] for row in (holds, rises, lower, higher)} == {3}
+
+
+def test_rises_of_the_loss_are_compared(folder):
+    less, more = rows(folder, Claim("less", "pope", than="rope", times=2), Claim("more", "rope", than="pope", times=2))
+    assert (less["measured"], less["verdict"]) == ("-50.90 points", "shown")
+    assert (more["measured"], more["verdict"]) == ("+50.90 points", "refuted")
+    assert rows(folder, Claim("none", "pope", than="rope", times=99)) == [{"claim": "none", "verdict": "no scores"}]
 
 
 def test_the_split_of_a_claim_is_scored(folder):
@@ -118,8 +125,9 @@ def test_too_few_seeds_and_unknown_models_give_no_verdict(folder):
 def test_the_page_of_a_study_lists_its_claims(folder):
     write_summary(folder)
     page = (folder / "README.md").read_text()
-    assert "## Claims of papers" in page
+    assert "## Claims" in page
     assert "| RoPE holds | +51.00 % | " in page
+    assert "\n- RoPE holds: refuted (+51.00 %, +48.52 to +53.48)\n" in page
 
 
 @pytest.mark.parametrize(
@@ -127,9 +135,13 @@ def test_the_page_of_a_study_lists_its_claims(folder):
     [
         ("claims: yes", "claims: .* must be a list of entries"),
         ("claims: [{claim: a, model: rope, contxt: 3}]", "unknown key contxt"),
-        ("claims: [{claim: a, model: rope}]", "claims, rope: give than and split"),
-        ("claims: [{claim: a, model: rope, split: test}]", "claims, rope: give than and split"),
-        ("claims: [{claim: a, model: rope, than: pope, split: test, context: 3}]", "claims, rope: give than and split"),
+        ("claims: [{claim: a, model: rope}]", "claims, rope: give context, or than with one of"),
+        ("claims: [{claim: a, model: rope, split: test}]", "claims, rope: give context, or than with one of"),
+        (
+            "claims: [{claim: a, model: rope, than: pope, split: test, context: 3}]",
+            "claims, rope: give context, or than with one of",
+        ),
+        ("claims: [{claim: a, model: rope, times: 3}]", "claims, rope: give context, or than with one of"),
         ("claims: [{claim: a, model: rope, context: 0}]", "context=0: it must be at least 1"),
         ("claims: [{claim: 3, model: rope, context: 8}]", "claim=3"),
         ("claims: [{claim: a, context: 8}]", "model"),

@@ -329,13 +329,11 @@ def test_dominant_cluster_is_detected(clusters):
     assert np.mean(shares(sums) > DOMINANT) > 0.99
     found = difference(np.tile(sums[0], (3, 1)), np.zeros((3, clusters)), np.ones(clusters), 0.1)
     assert found.largest_share == pytest.approx(shares(sums[:1])[0])
-    assert found.dominated
 
 
 def test_one_cluster_has_no_share():
     found = difference(np.array([[0.3]]), np.array([[0.1]]), np.array([7.0]), 0.1)
     assert found.largest_share is None
-    assert not found.dominated
 
 
 def test_coverage_with_rare_outlying_clusters():
@@ -353,16 +351,16 @@ def test_decisions_must_hold_without_a_dominant_cluster():
     sums = np.tile(0.01 * random.normal(size=20), (3, 1)) + 0.0001 * random.normal(size=(3, 20))
     zeros, sizes = np.zeros_like(sums), np.ones(20)
     plain = difference(sums, zeros, sizes, 0.02)
-    assert not plain.dominated
+    assert plain.without is None
     sums[:, 5] = 0.3
     found = difference(sums, zeros, sizes, 0.04)
     kept = np.arange(20) != 5
     without = difference(sums[:, kept], zeros[:, kept], sizes[kept], 0.04)
     assert without.equivalence_p < 0.001
-    assert found.dominated
     assert found.without == pytest.approx((without.both_p, without.equivalence_p))
     assert found.deciding == (max(found.both_p, found.without[0]), found.equivalence_p)
-    assert plain.deciding == (plain.both_p, plain.equivalence_p)
+    assert found.lenient == (min(found.both_p, found.without[0]), found.without[1])
+    assert plain.deciding == plain.lenient == (plain.both_p, plain.equivalence_p)
 
 
 def test_equal_models_are_equivalent():

@@ -41,7 +41,7 @@ def test_a_line_names_the_last_encoding_instead_of_an_ellipsis():
 
 def test_without_a_decided_encoding_the_line_says_so():
     page = front_page({"zoo_genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1), missing=2)})
-    assert "1 to 3 seeds, 2 runs missing): none is lower than rope; not decided: pope -0.1 %." in page
+    assert "1 to 3 seeds, 2 runs missing): none is lower than rope; too few seeds for a test: pope -0.1 %." in page
 
 
 def test_the_line_names_encodings_that_are_equivalent_to_the_reference():
