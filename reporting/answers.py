@@ -68,7 +68,7 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
         return [f"only {_listed(references)}, nothing to compare {them} with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     if len(best_first) <= MOST:
-        return [_clause(each) for each in best_first]
+        return _of_few(best_first)
     undecided = [each for each in best_first if not _decided(each)]
     if len(undecided) > 1 and all(each.solving for each in scores):
         solvers = _solvers([*references, *best_first], undecided)
@@ -78,6 +78,30 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
         kind = (each.verdict, name_of(each, each.against)) if _decided(each) else ("undecided",)
         alike.setdefault(kind, []).append(each)
     return [clause for group in alike.values() for clause in _shared(group)]
+
+
+def _of_few(best_first: Sequence[Score]) -> list[str]:
+    """A clause for each model; those with too few seeds share one if others are tested."""
+    tested: list[Score] = []
+    too_few: dict[tuple[str, str], list[Score]] = {}
+    for each in best_first:
+        if each.verdict == FEW_SEEDS and each.compared is not None:
+            too_few.setdefault((_needed(each), name_of(each, each.against)), []).append(each)
+        else:
+            tested.append(each)
+    if not tested:
+        return [_clause(each) for each in best_first]
+    clauses = [_clause(each) for each in tested]
+    for (needed, reference), scores in too_few.items():
+        if len(scores) == 1:
+            clauses.append(_clause(scores[0]))
+            continue
+        measured = (_amount(each, signed=True).partition(" %")[0] for each in scores)
+        models = [
+            f"{name_of(each, each.contestant)} ({amount} %)" for each, amount in zip(scores, measured, strict=True)
+        ]
+        clauses.append(f"{_joined(models)} cannot be compared with {reference} ({needed})")
+    return clauses
 
 
 def _shared(alike: Sequence[Score]) -> list[str]:
@@ -98,7 +122,11 @@ def _shared(alike: Sequence[Score]) -> list[str]:
 
 
 def _listed(scores: Sequence[Score]) -> str:
-    *others, last = (parenthesised(each.contestant.label) for each in scores)
+    return _joined([parenthesised(each.contestant.label) for each in scores])
+
+
+def _joined(names: Sequence[str]) -> str:
+    *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
 
 
@@ -131,9 +159,7 @@ def _clause(score: Score) -> str:
     """One model compared with its reference, worded to match the verdict."""
     model, reference, verdict = name_of(score, score.contestant), name_of(score, score.against), score.verdict
     if verdict == FEW_SEEDS:
-        apart = score.against is not None and min(len(score.contestant.runs), len(score.against.runs)) >= FEWEST_SEEDS
-        needed = f"a test needs {FEWEST_SEEDS} seeds {'that both have' if apart else 'of each'}"
-        return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)
+        return f"{model} and {reference} cannot be compared ({_needed(score)})" + _observed(score)
     if verdict == "not enough clusters":
         needed = f"a test needs {FEWEST_CLUSTERS} clusters of similar size"
         return f"{model} and {reference} cannot be compared ({needed})" + _observed(score)
@@ -145,6 +171,12 @@ def _clause(score: Score) -> str:
         return f"{model} and {reference} are equivalent{_within(score)}" + _observed(score)
     because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
     return f"{model} against {reference} is undecided{because}" + _seen(score)
+
+
+def _needed(score: Score) -> str:
+    """Which seeds a test would need."""
+    apart = score.against is not None and min(len(score.contestant.runs), len(score.against.runs)) >= FEWEST_SEEDS
+    return f"a test needs {FEWEST_SEEDS} seeds {'that both have' if apart else 'of each'}"
 
 
 def _solved(score: Score, solving: Solving) -> str:

@@ -232,3 +232,20 @@ def test_prompts_are_marked(tmp_path):
     assert text.pieces == [("prompt", "Once"), ("", " upon")]
     assert (bases.prompted, plain.marked) == (2, "")
     assert bases.marked == text.marked == "Shaded: the prompt. The model wrote the rest."
+
+
+def test_models_with_too_few_seeds_share_a_clause_next_to_others():
+    tested, few = score(-0.25), [score(change, seeds=1) for change in (-0.2, 0.3)]
+    comparison = tested.comparison
+    named = [
+        replace(each, comparison=comparison, contestant=contestant(name, 1))
+        for each, name in zip(few, "ab", strict=True)
+    ]
+    comparison.chosen += [each.contestant for each in named]
+    reference = replace(tested, contestant=tested.against, against=tested.against, difference=None)
+    (answer,) = answers([reference, tested, *named], "rope")
+    assert answer.clauses[0].startswith("pope is lower than rope")
+    assert re.fullmatch(
+        r"a \(-\d+\.\d %\) and b \(\+1\d\.\d %\) cannot be compared with rope \(a test needs 3 seeds .*\)",
+        answer.clauses[1],
+    )
