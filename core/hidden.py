@@ -1,8 +1,29 @@
-"""Hidden files, which are skipped where a folder or an archive is searched."""
+"""Searches folders for files. Hidden ones are skipped."""
 
-from pathlib import PurePath
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from .errors import UserError
 
 
 def hidden(path: PurePath) -> bool:
     """Whether a file or one of its folders is hidden. `path` is relative to the folder that is searched."""
     return any(part.startswith(".") for part in path.parts)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Regular files in `folder` and its subfolders, without hidden ones. Linked folders are not entered.
+
+    Raises:
+        UserError: a folder cannot be read.
+    """
+    for place, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and (file := Path(place, name)).is_file():
+                yield file
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(f"{error.filename} cannot be read ({(error.strerror or 'error').lower()}): change its permissions")

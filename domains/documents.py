@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..core.errors import UserError, one_line
-from ..core.hidden import hidden
+from ..core.hidden import files_below
+from ..core.words import plural
 from . import parquet
 from .store import SPLITS
 from .unpacking import Bounded, DamagedFileError, refuse_padding
@@ -86,8 +87,8 @@ def find(path: Path) -> dict[str, Path]:
         return {path.name: path}
     if not path.is_dir():
         raise UserError(f"{path} does not exist: give a file or folder of {ALLOWED}")
-    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and _format(file)}
-    found = {name: files[name] for name in sorted(files) if not hidden(PurePosixPath(name))}
+    files = {file.relative_to(path).as_posix(): file for file in files_below(path) if _format(file)}
+    found = {name: files[name] for name in sorted(files)}
     if not found:
         raise UserError(f"{path} contains no text files: give a folder of {ALLOWED}")
     unpacked: dict[str, str] = {}
@@ -292,7 +293,8 @@ def _delimited(name: str, path: Path, fields: Fields) -> Iterator[Document]:
         for row in reader:
             place = f"{path} line {reader.line_num}"
             if len(row) not in (0, len(header)):
-                raise UserError(f"{place} has {len(row)} columns, but the header has {len(header)}: correct the line")
+                columns = plural(len(row), "column")
+                raise UserError(f"{place} has {columns}, but the header has {len(header)}: correct the line")
             if row:
                 record = dict(zip(header, row, strict=True))
                 yield document_of(f"{name}:{reader.line_num}", record, place, fields, done)

@@ -12,6 +12,7 @@ import symusic
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
+from ..core.words import plural
 from . import chorales, melodies, midi_files, music_metrics, pianoroll
 from .clocks import Clock
 from .fetch import fetch, verify
@@ -161,7 +162,7 @@ class JSB(Music):
             raise UserError(f"{path} has several instruments named {twice}: give each voice a different name")
         if not named and len(tracks) != VOICES:
             wanted = f"give four, or instruments named {', '.join(chorales.VOICES)}"
-            raise UserError(f"{path} has {len(tracks)} instruments: {wanted}")
+            raise UserError(f"{path} has {plural(len(tracks), 'instrument')}: {wanted}")
         voices = [chorales.VOICES.index(name) if named else place for place, name in enumerate(names)]
         grid = np.full((length, VOICES), chorales.REST)
         for place, start, end, pitch in sorted(found):

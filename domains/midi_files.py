@@ -89,7 +89,7 @@ def _number(data: bytes, place: int) -> tuple[int, int]:
     raise ValueError(f"damaged: a number of more than four bytes at byte {place:,}")
 
 
-def refuse_lost(begun: int, read: int) -> None:
-    """Raise ValueError if fewer notes were `read` than have `begun`."""
-    if read < begun:
+def refuse_lost(begun: int, read: int, share: float = 0.0) -> None:
+    """Raise ValueError if more than a `share` of the notes that have `begun` were not `read`."""
+    if begun - read > share * begun:
         raise ValueError(f"{begun - read} of its {begun} notes have no end or zero length; give each note an end")

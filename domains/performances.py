@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import posixpath
 import re
 import stat
 import tarfile
@@ -19,7 +20,7 @@ from typing import Any
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
-from ..core.hidden import hidden
+from ..core.hidden import files_below, hidden
 from . import midi_files
 from .unpacking import opened
 
@@ -60,6 +61,7 @@ class Release:
         path: the folder or archive.
         performances: existing files listed in the metadata, in the order of `read`.
         absent: names of listed files that are missing.
+        published: whether it has metadata.
         unlisted: number of MIDI files that are not in the metadata; hidden files are ignored.
 
     Raises:
@@ -82,6 +84,7 @@ class Release:
         found = [name for pattern in METADATA for name in names if fnmatch(PurePosixPath(name).name, pattern)]
         # macOS adds hidden files to archives, such as `__MACOSX/._a.mid` for `a.mid`.
         music = [name for name in names if name.lower().endswith(ENDINGS) and not hidden(PurePosixPath(name))]
+        self.published = bool(found)
         if found:
             metadata = min(found, key=lambda name: name.count("/"))  # the csv if both are equally deep
             ((_, table),) = self._contents({metadata})
@@ -89,8 +92,9 @@ class Release:
             folder = metadata[: metadata.rfind("/") + 1]  # members of `tar -c .` begin with "./", also in names
             listed = {f"{folder}{PurePosixPath(row.file)}": row for row in parse(table, self.place(metadata))}
         elif unsplit and len(music) >= len(OFFICIAL):
-            self._parent = PurePosixPath()
-            listed = {name: Performance(name, name, "", None) for name in music}
+            self._parent = PurePosixPath(posixpath.commonpath([str(PurePosixPath(name).parent) for name in music]))
+            inner = {name: PurePosixPath(name).relative_to(self._parent).as_posix() for name in music}
+            listed = {name: Performance(inner[name], inner[name], "", None) for name in music}
         else:
             raise UserError(
                 f"{path} contains no metadata ({' or '.join(METADATA)}) and {len(music)} MIDI files: give a release of "
@@ -209,9 +213,7 @@ def _bounded(file, name: str) -> bytes:
 
 def _files(folder: Path) -> Iterator[str]:
     """Names of all files below a folder. Raises UserError for music or metadata linked from outside."""
-    for file in folder.rglob("*"):
-        if not file.is_file():
-            continue
+    for file in files_below(folder):
         read = file.suffix.lower() in (*ENDINGS, ".csv", ".json")
         if read and file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{file} is a link to outside of {folder}: replace it by the file")
@@ -232,11 +234,14 @@ def fingerprint(path: Path) -> str:
         return digest_of(path)
     digest = hashlib.sha256()
     for name in sorted(map(PurePosixPath, _files(path))):
-        if name.suffix.lower() in (*ENDINGS, ".csv", ".json") and not hidden(name):
-            with open(path / name, "rb") as file:
-                digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
-                while block := file.read(1 << 20):
-                    digest.update(block)
+        if name.suffix.lower() in (*ENDINGS, ".csv", ".json"):
+            try:
+                with open(path / name, "rb") as file:
+                    digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+            except PermissionError as error:
+                raise UserError(f"{path / name} cannot be read (permission denied): change its permissions") from error
     return digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.errors import UserError
+from ..core.hidden import files_below
 from . import two_bit
 from .unpacking import Bounded, refuse_padding
 
@@ -67,13 +68,13 @@ class Tally:
 
 
 def files(path: Path) -> list[Path]:
-    """`path` itself, or the sequence files of a folder, sorted by name.
+    """`path` itself, or the sequence files of a folder and its subfolders, sorted by name; hidden files are skipped.
 
     Raises:
         UserError: there are no such files.
     """
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
+        found = sorted(file for file in files_below(path) if file.name.lower().endswith(ENDINGS))
         if not found:
             raise UserError(f"{path} contains no sequence files: give a folder of {', '.join(ENDINGS)}")
         return found

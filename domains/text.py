@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 
 from ..core.errors import UserError
+from ..core.words import plural
 from . import documents
 from .clocks import Clock
 from .corpus import Corpus
@@ -116,7 +117,8 @@ class Text(Corpus):
             if self.fields.split:
                 wanted = f"the values of {self.fields.split!r} must include train, valid and test"
             where = self.path or (self.hub.name if self.hub else "the download")
-            raise UserError(f"none of {counts.total():,} documents in {where} is in {', '.join(empty)}: {wanted}")
+            every = plural(counts.total(), "document")
+            raise UserError(f"none of {every} in {where} is in {', '.join(empty)}: {wanted}")
         writer.facts.update(
             tokenizer={"sha256": tokenizer.digest, "end_of_text": tokenizer.end},
             tokens_of_text=tokens,  # without the end of text at either end

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,11 @@ from .session import Session
 
 SPLIT_NAMES = {"train": "training", "valid": "validation"}
 LARGE_LOGITS = 64  # MiB; smaller buffers are not listed
+OVERLAPS = {  # keys of the store's manifest
+    "documents_also_in_train": "also occur in training",
+    "composition_also_in_train": "are of a composition that is also in training",
+    "melody_also_in_train": "have a melody that is also in training",
+}
 PRECISIONS = {"32-true": "float32", "bf16-mixed": "bfloat16 mixed precision"}
 
 
@@ -140,6 +146,8 @@ def _data_lines(session: Session, store: Store) -> dict[str, str]:
     by = f", split by {store.manifest['splits_by']}" if "splits_by" in store.manifest else ""
     steps, rows, length = session.settings.steps, session.data.batch_size, session.data.length
     lines = {"data": f"{session.domain.name}: {splits} documents{by}"}
+    if overlap := overlap_text(store.manifest):
+        lines["overlap"] = overlap
     if isinstance(session.domain, GeneratedDomain):
         pool = session.domain.pool
         examples = rows * (length // session.domain.longest)
@@ -153,6 +161,18 @@ def _data_lines(session: Session, store: Store) -> dict[str, str]:
         "1 epoch": f"{tokens:,} tokens: {units_text(session, store, 'train')}",
         "training": f"{steps:,} steps of {rows} x {length:,} tokens ({passes})",
     }
+
+
+def overlap_text(manifest: Mapping[str, Any]) -> str | None:
+    """How many documents of the other splits also occur in training, by the store's manifest; None if none do."""
+    found = []
+    for key, what in OVERLAPS.items():
+        counts = {split: count for split, count in manifest.get(key, {}).items() if count}
+        named = (
+            f"{n:,} of {manifest['documents'][split]:,} {SPLIT_NAMES.get(split, split)}" for split, n in counts.items()
+        )
+        found += [f"{' and '.join(named)} documents {what}"] if counts else []
+    return "; ".join(found) or None
 
 
 def _logits_mib(session: Session, transformer: Transformer) -> float:

@@ -1,6 +1,6 @@
 """task=prepare: build the token store and print its contents."""
 
-from ..session.banner import print_lines, units_text
+from ..session.banner import overlap_text, print_lines, units_text
 from ..session.session import Session
 from ..session.task import Task
 
@@ -16,6 +16,8 @@ class Prepare(Task):
             lines[split] = f"{documents:,} documents, {tokens:,} tokens, {units_text(session, store, split)}"
         if by := store.manifest.get("splits_by"):
             lines["split by"] = by
+        if overlap := overlap_text(store.manifest):
+            lines["overlap"] = overlap
         if skipped := store.manifest.get("skipped"):
             first, why = next(iter(skipped.items()))
             lines["skipped"] = f"{len(skipped):,} files, for example {first} ({why})"

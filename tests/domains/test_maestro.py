@@ -107,7 +107,7 @@ def test_performances_round_trip_within_grid(some, tokenizer, half):
     for data in some:
         midi = pretty_midi.PrettyMIDI(io.BytesIO(data))
         played = midi.instruments[0].notes
-        tokens, note_ons = maestro.document(data, tokenizer)
+        tokens, note_ons = maestro.document(data, tokenizer, 0.0)
         heard = domain.decode(tokens).instruments[0].notes
         weights = domain.unit_weights(tokens)
         assert len(heard) == note_ons == len(played) == weights["note"].sum()

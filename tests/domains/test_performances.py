@@ -1,6 +1,7 @@
 """Releases of performances: folder, zip and tar, metadata, damage, and skipped files."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -199,9 +200,58 @@ def test_hidden_files_are_ignored(tmp_path):
             archive.write(mine / f"{number}.mid", f"mine/{number}.mid")
             archive.writestr(f"__MACOSX/mine/._{number}.mid", hidden)
     zipped = Maestro(str(tmp_path / "mine.zip"), split="random").prepare(tmp_path / "stores")
-    assert zipped.names == [f"mine/{name}" for name in store.names]
+    assert zipped.names == store.names  # and therefore in the same splits
     (mine / "._0.mid").write_bytes(hidden)
     assert Maestro(str(mine), split="random").prepare(tmp_path / "stores").directory == store.directory
+
+
+def test_a_split_whose_only_file_is_a_copy_is_named(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for number in range(6):
+        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    splits = {
+        name: split
+        for name, (split, _, _) in contents(Maestro(str(mine), split="random").prepare(tmp_path / "stores")).items()
+    }
+    (held,) = (name for name, split in splits.items() if split == "test")
+    first = min(name for name, split in splits.items() if split == "train")
+    assert first < held  # copies of an earlier file are left out
+    (mine / held).write_bytes((mine / first).read_bytes())
+    with pytest.raises(UserError, match=rf"no file is left in test, because {held} has the same notes as {first}"):
+        Maestro(str(mine), split="random").prepare(tmp_path / "others")
+
+
+def test_own_files_with_notes_that_never_end_are_refused(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for number in range(3):
+        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    played = b"".join(b"\x00\x90\x3c\x40\x60\x80\x3c\x00" for _ in range(40))
+    track = b"\x00\x90\x3c\x40" + played + b"\x00\xff\x2f\x00"  # the first note starts again before its end
+    header = b"MThd" + (6).to_bytes(4) + bytes([0, 0, 0, 1, 0, 96])
+    (mine / "0.mid").write_bytes(header + b"MTrk" + len(track).to_bytes(4) + track)
+    with pytest.raises(UserError, match=r"0\.mid cannot be used \(1 of its 41 notes have no end or zero length"):
+        Maestro(str(mine), split="random").prepare(tmp_path / "stores")
+
+
+@pytest.mark.parametrize("blocked", ["0.mid", "inner"])
+def test_what_cannot_be_opened_is_named(tmp_path, monkeypatch, blocked):
+    """Tests may run as root, who can read everything."""
+    mine = tmp_path / "mine"
+    (mine / "inner").mkdir(parents=True)
+    for number in range(4):
+        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+
+    def refused(path, *args, real, **options):
+        if Path(os.fspath(path)).name == blocked:
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr("builtins.open", partial(refused, real=open))
+    monkeypatch.setattr("os.scandir", partial(refused, real=os.scandir))
+    with pytest.raises(UserError, match=rf"{blocked} .*permission denied"):
+        Maestro(str(mine), split="random").prepare(tmp_path / "stores")
 
 
 def test_copies_of_a_file_are_too_few_files(tmp_path):

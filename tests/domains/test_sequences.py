@@ -212,3 +212,11 @@ def test_mutated_files_give_bases_or_one_line(tmp_path):
             else:
                 said = "bases"
             assert "\n" not in said
+
+
+def test_files_of_a_folder_are_found_in_subfolders_and_in_any_case(tmp_path):
+    for name in ("b.fa", "A.FA", "more/c.fasta.gz", ".d.fa", "more/.e.fa", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = [file.relative_to(tmp_path).as_posix() for file in sequences.files(tmp_path)]
+    assert found == ["A.FA", "b.fa", "more/c.fasta.gz"]

@@ -16,6 +16,7 @@ from bearings.domains import documents
 from bearings.domains.store import SPLITS
 from bearings.domains.text import Text
 from bearings.domains.tokenization import BPE
+from bearings.session.banner import overlap_text
 
 WIKITEXT = DATA / "wikitext-2"
 needs_wikitext = pytest.mark.data(WIKITEXT)
@@ -112,6 +113,7 @@ def test_split_by_files(tmp_path):
         "my_Test.txt": 2,
     }
     assert store.manifest["documents_also_in_train"] == {"valid": 0, "test": 1}
+    assert overlap_text(store.manifest) == "1 of 1 test documents also occur in training"
     for name, message in {"contest.txt": "names no split", "train-test.txt": "names test and train"}.items():
         (folder / name).write_text("c")
         with pytest.raises(UserError, match=rf"{name} {message}: for domain.split=files, its name needs"):
@@ -121,7 +123,7 @@ def test_split_by_files(tmp_path):
 
 def test_empty_split_raises(tmp_path):
     (tmp_path / "x.txt").write_text("only one")
-    with pytest.raises(UserError, match=r"none of 1 documents in .*x.txt is in .*: give at least three documents"):
+    with pytest.raises(UserError, match=r"none of 1 document in .*x.txt is in .*: give at least three documents"):
         build(tmp_path / "x.txt", tmp_path / "root")
     (tmp_path / "x.txt").write_text("one\ntwo\nthree\n")
     with pytest.raises(UserError, match=r"none of 3 documents in .*x.txt is in .*: increase domain.valid_fraction"):

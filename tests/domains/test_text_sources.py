@@ -138,7 +138,7 @@ def test_a_column_names_the_split(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("a,text\n1\n", {}, r"a\.csv line 2 has 1 columns, but the header has 2"),
+        ("a,text\n1\n", {}, r"a\.csv line 2 has 1 column, but the header has 2"),
         ("a,b\n1,2\n", {}, r"a\.csv has no column 'text': set domain\.field to one of 'a', 'b'"),
         ("text,text\nx,y\n", {}, r"a\.csv has several columns 'text': rename or remove all but one"),
         ("text\nx\n", {"group_field": "g"}, r"has no column 'g': set domain\.group_field to one of 'text'"),
