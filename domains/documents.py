@@ -86,7 +86,8 @@ def find(path: Path) -> dict[str, Path]:
             raise UserError(f"{path} has an unknown extension: give {ALLOWED}")
         return {path.name: path}
     if not path.is_dir():
-        raise UserError(f"{path} does not exist: give a file or folder of {ALLOWED}")
+        what = "is not a regular file" if path.exists() else "does not exist"
+        raise UserError(f"{path} {what}: give a file or folder of {ALLOWED}")
     files = {file.relative_to(path).as_posix(): file for file in files_below(path) if _format(file)}
     found = {name: files[name] for name in sorted(files)}
     if not found:

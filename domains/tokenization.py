@@ -154,12 +154,14 @@ class BPE(Tokenizer):
         if len(content) > LIMIT:
             raise UserError(f"{path} has more than {LIMIT:,} bytes: give the tokenizer.json of a byte-level BPE")
         try:
-            model = json.loads(content)["model"]
-            return cls(*_parts(model))
+            found = json.loads(content)
+            if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+                raise ValueError("it has no model")
+            return cls(*_parts(found["model"]))
         except Exception as error:  # `tokenizers` raises plain Exception
             reason = one_line(error)
-            fault = f"{path} is not a tokenizer.json of a byte-level BPE ({type(error).__name__}: {reason})"
-            raise UserError(f"{fault}: download it again, or delete it") from error
+            fault = f"{path} is not a tokenizer.json of a byte-level BPE ({reason})"
+            raise UserError(f"{fault}: give another file, or delete it if it was downloaded") from error
 
     @classmethod
     def gpt2(cls, path: Path) -> "BPE":
