@@ -1,5 +1,6 @@
 """Genomes: chromosomes cut into chunks and tokenized as 6-mers or single bases."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -23,7 +24,7 @@ from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
 from .options import CHR21, CHR21_MD5, HG38, HUMAN, MD5, GenomeOptions, file_name
 from .regions import BLOCK, EVERY, GAP, Assignment, Region, in_blocks, in_windows
-from .store import Store, StoreWriter, hash_files
+from .store import SPLITS, Store, StoreWriter, hash_files
 
 # sha256 and size of the file with that md5, because a different file with the same md5 can be constructed.
 KNOWN = {
@@ -128,12 +129,14 @@ class Genome(Domain):
             return self._build_rows(writer, files)
         windows, splits_by = self._windows(files)
         tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed, windows)
+        digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
         # Splits are assigned while records are read, so that each file is read only once.
         for record, blocks in groupby(self._read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
                 block = part.begin // CLUSTER if windows is None else part.region.begin
                 self._add(writer, record.name, part, f"{record.name} {part.region.split} {block}")
+                digests[part.region.split].append(_digest(part))
         assignment.refuse_absent(files)
         self._refuse_unmasked(files, tally)
         if splits_by is not None:
@@ -144,19 +147,23 @@ class Genome(Domain):
             left_out=assignment.left_out,
             soft_masked_bases=tally.soft_masked,
             ambiguity_codes_read_as_n=tally.ambiguous,
+            documents_also_in_train=_also_in_train(digests),
         )
 
     def _build_rows(self, writer: StoreWriter, files: list[Path]) -> None:
         tally = sequences.Tally()
+        digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
         for file in files:
             for row in sequence_rows.read(file, self.fields, tally, bool(self.groups)):
                 for part in self._documents([Part(Region(0, np.inf, row.split), 0, row.codes)]):
                     self._add(writer, row.name, part, row.cluster)
+                    digests[row.split].append(_digest(part))
         self._refuse_unmasked(files, tally)
         if self.fields.split is None:
             writer.facts["splits_by"] = f"hash of the {'group' if self.fields.group else 'sequence'}"
         counts = {"soft_masked_bases": tally.soft_masked, "ambiguity_codes_read_as_n": tally.ambiguous}
-        writer.facts.update(files=[file.name for file in files], **counts)
+        also = _also_in_train(digests)
+        writer.facts.update(files=[file.name for file in files], **counts, documents_also_in_train=also)
 
     def _add(self, writer: StoreWriter, name: str, part: Part, cluster: str) -> None:
         codes = part.codes & sequences.CODE if self.groups else part.codes
@@ -312,6 +319,17 @@ class Genome(Domain):
         lines = [item[at : at + LINE] for at in range(0, len(item), LINE)]
         path.write_text("\n".join([f">{stem.name}", *lines]) + "\n", newline="\n")
         return [path]
+
+
+def _digest(part: Part) -> bytes:
+    """A digest of its bases, whether or not they are in lower case."""
+    return hashlib.blake2b((part.codes & sequences.CODE).tobytes(), digest_size=16).digest()
+
+
+def _also_in_train(digests: Mapping[str, list[bytes]]) -> dict[str, int]:
+    """The number of documents in valid and in test whose bases are those of a document in train."""
+    train = set(digests["train"])
+    return {split: sum(digest in train for digest in digests[split]) for split in SPLITS[1:]}
 
 
 def _sha256(files: list[Path]) -> str:

@@ -231,6 +231,20 @@ def test_several_files_and_folders_are_one_assembly(write, tmp_path):
         Genome([str(other), str(folder)], **SMALL).prepare(tmp_path / "stores")
 
 
+@pytest.mark.parametrize("table", [False, True])
+def test_documents_that_are_also_in_train_are_counted(write, tmp_path, table):
+    records = {"a": ("train", "ACGTAC"), "b": ("valid", "GGGGGG"), "c": ("test", "acgtac"), "d": ("test", "ACGTAA")}
+    if table:
+        rows = "".join(f"{split},{bases}\n" for split, bases in records.values())
+        path = write(f"split,sequence\n{rows}".encode(), "a.csv")
+        domain = Genome(path, split_field="split")
+    else:
+        path = write({f"{name} split={split}": bases for name, (split, bases) in records.items()})
+        domain = Genome(path, split="header")
+    manifest = domain.prepare(tmp_path / "stores").manifest
+    assert manifest["documents_also_in_train"] == {"valid": 0, "test": 1}
+
+
 def test_missing_and_empty_paths_raise(tmp_path):
     with pytest.raises(UserError, match=r"none\.fa is missing"):
         Genome("none.fa").prepare(tmp_path)
