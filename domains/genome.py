@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..core.errors import UserError
-from . import base_markov, repeats, sequence_rows, sequences
+from . import base_markov, overlaps, repeats, sequence_rows, sequences
 from .base import Domain
 from .chunks import Part, chunks, within, without_n
 from .clocks import Clock
@@ -24,7 +24,7 @@ from .fetch import discarded, fetch
 from .nucleotides import START, TOKENIZERS, reverse_complement
 from .options import CHR21, CHR21_MD5, HG38, HUMAN, MD5, GenomeOptions, file_name
 from .regions import BLOCK, EVERY, GAP, Assignment, Region, in_blocks, in_windows
-from .store import SPLITS, Store, StoreWriter, hash_files
+from .store import Store, StoreWriter, hash_files
 
 # sha256 and size of the file with that md5, because a different file with the same md5 can be constructed.
 KNOWN = {
@@ -129,14 +129,14 @@ class Genome(Domain):
             return self._build_rows(writer, files)
         windows, splits_by = self._windows(files)
         tally, assignment = sequences.Tally(), Assignment(self.split, self.named, self.bed, windows)
-        digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+        digests, splits = {}, {}  # by document
         # Splits are assigned while records are read, so that each file is read only once.
         for record, blocks in groupby(self._read(files, tally, bool(self.groups)), key=itemgetter(0)):
             wanted = assignment.regions(record)
             for part in self._documents(within(record, (codes for _, codes in blocks), wanted, self.bed)):
                 block = part.begin // CLUSTER if windows is None else part.region.begin
-                self._add(writer, record.name, part, f"{record.name} {part.region.split} {block}")
-                digests[part.region.split].append(_digest(part))
+                name = self._add(writer, record.name, part, f"{record.name} {part.region.split} {block}")
+                digests[name], splits[name] = _digest(part), part.region.split
         assignment.refuse_absent(files)
         self._refuse_unmasked(files, tally)
         if splits_by is not None:
@@ -147,35 +147,36 @@ class Genome(Domain):
             left_out=assignment.left_out,
             soft_masked_bases=tally.soft_masked,
             ambiguity_codes_read_as_n=tally.ambiguous,
-            documents_also_in_train=_also_in_train(digests),
+            documents_also_in_train=overlaps.shared(digests, splits),
         )
 
     def _build_rows(self, writer: StoreWriter, files: list[Path]) -> None:
-        tally = sequences.Tally()
-        digests: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+        tally, digests, splits = sequences.Tally(), {}, {}  # the last two by document
         for file in files:
             for row in sequence_rows.read(file, self.fields, tally, bool(self.groups)):
                 for part in self._documents([Part(Region(0, np.inf, row.split), 0, row.codes)]):
-                    self._add(writer, row.name, part, row.cluster)
-                    digests[row.split].append(_digest(part))
+                    name = self._add(writer, row.name, part, row.cluster)
+                    digests[name], splits[name] = _digest(part), row.split
         self._refuse_unmasked(files, tally)
         if self.fields.split is None:
             writer.facts["splits_by"] = f"hash of the {'group' if self.fields.group else 'sequence'}"
         counts = {"soft_masked_bases": tally.soft_masked, "ambiguity_codes_read_as_n": tally.ambiguous}
-        also = _also_in_train(digests)
+        also = overlaps.shared(digests, splits)
         writer.facts.update(files=[file.name for file in files], **counts, documents_also_in_train=also)
 
-    def _add(self, writer: StoreWriter, name: str, part: Part, cluster: str) -> None:
+    def _add(self, writer: StoreWriter, record: str, part: Part, cluster: str) -> str:
+        """Write a document of `record`, and return its name."""
         codes = part.codes & sequences.CODE if self.groups else part.codes
-        tokens = self._tokenizer.encode(codes)
+        tokens, name = self._tokenizer.encode(codes), f"{record}:{part.begin}-{part.begin + len(codes)}"
         writer.add(
-            f"{name}:{part.begin}-{part.begin + len(codes)}",
+            name,
             part.region.split,
             cluster,
             tokens,
             {"base": float(np.count_nonzero(codes < sequences.N))},
             repeats.marks(tokens, part.codes, self._tokenizer) if self.groups else None,
         )
+        return name
 
     def _refuse_unmasked(self, files: list[Path], tally: sequences.Tally) -> None:
         if self.groups and not tally.soft_masked:
@@ -324,12 +325,6 @@ class Genome(Domain):
 def _digest(part: Part) -> bytes:
     """A digest of its bases, whether or not they are in lower case."""
     return hashlib.blake2b((part.codes & sequences.CODE).tobytes(), digest_size=16).digest()
-
-
-def _also_in_train(digests: Mapping[str, list[bytes]]) -> dict[str, int]:
-    """The number of documents in valid and in test whose bases are those of a document in train."""
-    train = set(digests["train"])
-    return {split: sum(digest in train for digest in digests[split]) for split in SPLITS[1:]}
 
 
 def _sha256(files: list[Path]) -> str:

@@ -13,7 +13,7 @@ import symusic
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
 from ..core.words import plural
-from . import chorales, melodies, midi_files, music_metrics, pianoroll
+from . import chorales, melodies, midi_files, music_metrics, overlaps, pianoroll
 from .clocks import Clock
 from .fetch import fetch, verify
 from .music import Music
@@ -91,7 +91,7 @@ class JSB(Music):
     def build(self, writer: StoreWriter) -> None:
         build = self._build_separated16 if self.source == "separated16" else self._build_music21
         grids, splits, labels = build(writer)
-        writer.facts.update(melodies=len(set(labels.values())), melody_also_in_train=melodies.shared(labels, splits))
+        writer.facts.update(melodies=len(set(labels.values())), melody_also_in_train=overlaps.shared(labels, splits))
         for name, grid in grids.items():
             tokens = self.encode(grid)
             units = {unit: float(weights.sum()) for unit, weights in self.unit_weights(tokens).items()}

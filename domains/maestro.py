@@ -12,7 +12,7 @@ import pretty_midi
 
 from ..core.errors import MOST_FAULTS, UserError, several
 from ..core.words import plural
-from . import melodies, midi_files, music_metrics, pianoroll, remi
+from . import midi_files, music_metrics, overlaps, pianoroll, remi
 from .clocks import Clock
 from .fetch import fetch
 from .music import Music
@@ -174,7 +174,7 @@ class Maestro(Music):
             midi=midi,
             lost={part: {unit: midi[part][unit] - kept[part][unit] for unit in self.units} for part in SPLITS},
             compositions=len(set(read.values())),
-            composition_also_in_train=melodies.shared(read, splits),
+            composition_also_in_train=overlaps.shared(read, splits),
             skipped=skipped,
             copies_left_out=copies,
             unlisted=release.unlisted,

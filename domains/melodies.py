@@ -1,6 +1,6 @@
 """Groups chorales by melody, and splits them such that groups stay together."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -87,13 +87,3 @@ def split(labels: Mapping[str, str], shares: Sequence[int]) -> dict[str, str]:
         placed[chosen] += len(names)
         result.update(dict.fromkeys(names, chosen))
     return result
-
-
-def shared(labels: Mapping[str, str], splits: Mapping[str, str]) -> dict[str, int]:
-    """Number of pieces in valid and in test with a melody that is also in train."""
-
-    def melodies(part: str, names: Iterable[str]) -> list[str]:
-        return [labels[name] for name in names if splits[name] == part]
-
-    train = set(melodies("train", labels))
-    return {part: sum(label in train for label in melodies(part, labels)) for part in SPLITS[1:]}

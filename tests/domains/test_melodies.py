@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bearings.domains import melodies
+from bearings.domains import melodies, overlaps
 from bearings.domains.store import SPLITS
 
 
@@ -67,8 +67,8 @@ def test_clusters_are_split_whole_and_in_proportion():
     assert len({(labels[name], part) for name, part in splits.items()}) == 100
     parts = np.array([list(splits.values()).count(part) for part in SPLITS]) / len(labels)
     assert np.abs(parts - [0.6, 0.2, 0.2]).max() < 0.02
-    assert melodies.shared(labels, splits) == {"valid": 0, "test": 0}
-    assert melodies.shared({"a": "x", "b": "x", "c": "y"}, {"a": "train", "b": "test", "c": "valid"}) == {
+    assert overlaps.shared(labels, splits) == {"valid": 0, "test": 0}
+    assert overlaps.shared({"a": "x", "b": "x", "c": "y"}, {"a": "train", "b": "test", "c": "valid"}) == {
         "valid": 0,
         "test": 1,
     }

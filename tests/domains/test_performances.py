@@ -169,6 +169,14 @@ def test_unknown_zip_compression_raises(source, tmp_path):
     assert "compression method is not supported" in refusal(path, tmp_path / "stores")
 
 
+def own_files(folder, seeds):
+    """A folder with a MIDI file for each seed, in order."""
+    folder.mkdir()
+    for number, seed in enumerate(seeds):
+        (folder / f"{number:02d}.mid").write_bytes(content(midi_of(music(seed))))
+    return folder
+
+
 def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
     mine, notes = tmp_path / "mine", {name: music(seed) for seed, name in enumerate(("b.mid", "a/b.MID", "c.midi"))}
     for name in notes:
@@ -190,26 +198,20 @@ def test_midi_files_without_metadata_are_separate_pieces(tmp_path):
 
 def test_hidden_files_are_ignored(tmp_path):
     """Such as those that macOS adds to archives and foreign file systems."""
-    mine, hidden = tmp_path / "mine", b"\0\5\x16\7 of AppleDouble"
-    mine.mkdir()
-    for number in range(3):
-        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    mine, hidden = own_files(tmp_path / "mine", range(3)), b"\0\5\x16\7 of AppleDouble"
     store = Maestro(str(mine), split="random").prepare(tmp_path / "stores")
     with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
         for number in range(3):
-            archive.write(mine / f"{number}.mid", f"mine/{number}.mid")
-            archive.writestr(f"__MACOSX/mine/._{number}.mid", hidden)
+            archive.write(mine / f"{number:02d}.mid", f"mine/{number:02d}.mid")
+            archive.writestr(f"__MACOSX/mine/._{number:02d}.mid", hidden)
     zipped = Maestro(str(tmp_path / "mine.zip"), split="random").prepare(tmp_path / "stores")
     assert zipped.names == store.names  # and therefore in the same splits
-    (mine / "._0.mid").write_bytes(hidden)
+    (mine / "._00.mid").write_bytes(hidden)
     assert Maestro(str(mine), split="random").prepare(tmp_path / "stores").directory == store.directory
 
 
 def test_a_split_whose_only_file_is_a_copy_is_named(tmp_path):
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    for number in range(6):
-        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    mine = own_files(tmp_path / "mine", range(6))
     splits = {
         name: split
         for name, (split, _, _) in contents(Maestro(str(mine), split="random").prepare(tmp_path / "stores")).items()
@@ -223,25 +225,20 @@ def test_a_split_whose_only_file_is_a_copy_is_named(tmp_path):
 
 
 def test_own_files_with_notes_that_never_end_are_refused(tmp_path):
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    for number in range(3):
-        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    mine = own_files(tmp_path / "mine", range(3))
     played = b"".join(b"\x00\x90\x3c\x40\x60\x80\x3c\x00" for _ in range(40))
     track = b"\x00\x90\x3c\x40" + played + b"\x00\xff\x2f\x00"  # the first note starts again before its end
     header = b"MThd" + (6).to_bytes(4) + bytes([0, 0, 0, 1, 0, 96])
-    (mine / "0.mid").write_bytes(header + b"MTrk" + len(track).to_bytes(4) + track)
-    with pytest.raises(UserError, match=r"0\.mid cannot be used \(1 of its 41 notes have no end or zero length"):
+    (mine / "00.mid").write_bytes(header + b"MTrk" + len(track).to_bytes(4) + track)
+    with pytest.raises(UserError, match=r"00\.mid cannot be used \(1 of its 41 notes have no end or zero length"):
         Maestro(str(mine), split="random").prepare(tmp_path / "stores")
 
 
-@pytest.mark.parametrize("blocked", ["0.mid", "inner"])
+@pytest.mark.parametrize("blocked", ["00.mid", "inner"])
 def test_what_cannot_be_opened_is_named(tmp_path, monkeypatch, blocked):
     """Tests may run as root, who can read everything."""
-    mine = tmp_path / "mine"
-    (mine / "inner").mkdir(parents=True)
-    for number in range(4):
-        (mine / f"{number}.mid").write_bytes(content(midi_of(music(number))))
+    mine = own_files(tmp_path / "mine", range(4))
+    (mine / "inner").mkdir()
 
     def refused(path, *args, real, **options):
         if Path(os.fspath(path)).name == blocked:
@@ -264,10 +261,7 @@ def test_copies_of_a_file_are_too_few_files(tmp_path):
 
 
 def test_copies_of_a_file_are_in_one_split(tmp_path):
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    for number in range(60):
-        (mine / f"{number:02d}.mid").write_bytes(content(midi_of(music(number % 40))))
+    mine = own_files(tmp_path / "mine", (number % 40 for number in range(60)))
     domain = Maestro(str(mine), split="random")
     store = domain.prepare(tmp_path / "stores")
     splits_of: dict[bytes, set[int]] = {}
