@@ -96,10 +96,7 @@ def _of_few(best_first: Sequence[Score]) -> list[str]:
         if len(scores) == 1:
             clauses.append(_clause(scores[0]))
             continue
-        measured = (_amount(each, signed=True).partition(" %")[0] for each in scores)
-        models = [
-            f"{name_of(each, each.contestant)} ({amount} %)" for each, amount in zip(scores, measured, strict=True)
-        ]
+        models = [f"{name_of(each, each.contestant)} ({_amount(each, signed=True, alone=True)})" for each in scores]
         clauses.append(f"{_joined(models)} cannot be compared with {reference} ({needed})")
     return clauses
 
@@ -233,8 +230,8 @@ def _seen(score: Score) -> str:
     return _observed(score) + ("" if score.holm_p is None else f", adjusted p {p_value(score.holm_p)}")
 
 
-def _amount(score: Score, signed: bool = False) -> str:
-    """The difference in per cent, with its interval and number of seeds. Unless `signed`, it is shown as positive."""
+def _amount(score: Score, signed: bool = False, alone: bool = False) -> str:
+    """The difference in per cent and, unless `alone`, its interval and number of seeds; positive unless `signed`."""
     if score.compared is None:
         raise ValueError(f"{score.contestant.label} has no difference")
     difference = score.compared[1]
@@ -244,6 +241,8 @@ def _amount(score: Score, signed: bool = False) -> str:
     low, high = sorted(scale * end for end in ends) if ends else (0.0, 0.0)
     digits = 1 if abs(scale * difference.value) >= 1 else 2
     form = with_sign(digits) if signed else f"{{:z.{digits}f}}".format
+    if alone:
+        return f"{form(scale * difference.value)} %"
     interval = f" ({form(low)} to {form(high)})" if ends else ""
     basis = ", over clusters only" if ends and not difference.both else ""
     return f"{form(scale * difference.value)} %{interval}{basis}, {plural(difference.pairs, 'seed')}"

@@ -17,7 +17,7 @@ from .study import Comparison, Contestant, Study
 from .tables import Row, Table, interval, p_value, with_sign
 
 PER_CENT = 100.0
-MOST_TOLD = 4  # claims that are told one by one
+MOST_LISTED = 4  # claims with a sentence each; if there are more, their verdicts are counted
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
     return Table("claims", "Claims", columns, rows, notes)
 
 
-def claims_told(table: Table) -> list[str]:
+def claim_sentences(table: Table) -> list[str]:
     """What a `claims_table` found: a sentence for each row of a short table, otherwise the number of each verdict."""
-    if len(table.rows) > MOST_TOLD:
+    if len(table.rows) > MOST_LISTED:
         counted = Counter(row["verdict"] for row in table.rows).most_common()
         return [f"{table.title}: {', '.join(f'{number} {verdict}' for verdict, number in counted)}"]
     sentences = []

@@ -109,31 +109,29 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
     A record can fit several lines, because a line leaves out settings of its experiment. Records are assigned such that
     as many lines as possible have one, those with more settings first.
     """
-    lines, wanted, recorded = _matched(folder, runs)
+    lines = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
+    wanted = [_asked(line) for line in lines]
+    recorded = _recorded(wanted, [*map(len, lines)], runs)
     return [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
 
 
-def unrecorded_values(folder: Path, runs: Sequence[Run]) -> list[str]:
+def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:
     """Settings that the study in `folder` lists with values of which no run has a record, and these values.
 
     Encodings, their options and seeds are left out, because tables show them.
+
+    Args:
+        missing: the lines of `absent`.
     """
-    _, wanted, recorded = _matched(folder, runs)
-    found: dict[str, dict[str, bool]] = {}
-    for row, asked in enumerate(wanted):
-        for key, value in asked.items():
+    recorded: dict[str, dict[str, bool]] = {}  # by setting and value
+    for given, chosen in listed(folder):
+        line = [*given, *(chosen or ())]
+        for key, value in _asked(line).items():
             if "." in key and not key.startswith("encoding."):
-                there = found.setdefault(key, {})
-                there[short(value)] = there.get(short(value), False) or row in recorded
-    lost = {key: [value for value, there in values.items() if not there] for key, values in found.items()}
+                values = recorded.setdefault(key, {})
+                values[short(value)] = values.get(short(value), False) or " ".join(line) not in missing
+    lost = {key: [value for value, there in values.items() if not there] for key, values in recorded.items()}
     return [f"{key}={', '.join(values)}" for key, values in lost.items() if values]
-
-
-def _matched(folder: Path, runs: Sequence[Run]) -> tuple[list[list[str]], list[dict[str, Any]], set[int]]:
-    """The study's lines, the settings that they ask for, and the indices of those that one of `runs` has."""
-    lines = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
-    wanted = [_asked(line) for line in lines]
-    return lines, wanted, _recorded(wanted, [*map(len, lines)], runs)
 
 
 def unmade_models(folder: Path, tested: Sequence[Run], but: Container[str]) -> int:

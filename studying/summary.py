@@ -16,13 +16,13 @@ from ..reporting import plots
 from ..reporting.answers import answers
 from ..reporting.attention import attention_plot
 from ..reporting.baselines import kept_baselines
-from ..reporting.claims import claims_table, claims_told
+from ..reporting.claims import claim_sentences, claims_table
 from ..reporting.drawing import Plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
 from ..reporting.packed import RUNS
-from ..reporting.planned import TUNED, unrecorded_values
+from ..reporting.planned import NO_RECORD, TUNED, unrecorded_values
 from ..reporting.power import needed_sentence
 from ..reporting.published import nearest_published
 from ..reporting.reading import read_study
@@ -174,16 +174,17 @@ def _page(
         "take-off": [f"{name}: {sentence}" if many else sentence for name, sentence in told.items() if sentence],
     }
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
-    told_claims = [sentence for table in claims for sentence in claims_told(table)]
+    verdicts = [sentence for table in claims for sentence in claim_sentences(table)]
     first = sentences.pop(listed.get("outcome", OUTCOMES[0]))
-    clauses = [*first, *told_claims, *chain(*sentences.values())]
+    clauses = [*first, *verdicts, *chain(*sentences.values())]
     clauses += [nearest] if (nearest := nearest_published(found)) else []
     results = "\n".join(f"- {as_markdown(line)}" for line in [*clauses, *study.legend().values()])
     rows = outcome.rows if outcome.solved is None else outcome.solved.rows
     figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
     parts = [f"# {folder.name}", question, results]
     if outcome.missing:
-        lost = "".join(f", all with {each}" for each in unrecorded_values(folder, study.runs))
+        missing = {trouble.place for trouble in study.troubles if trouble.why == NO_RECORD}
+        lost = "".join(f", all with {each}" for each in unrecorded_values(folder, missing))
         parts.append(f"Listed runs without a record: {outcome.missing}{lost and ', among them'}{lost[1:]}.")
     parts.append(table_of(outcome) if len(rows) <= MOST_ROWS else "")
     parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or ""), figure]
