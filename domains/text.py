@@ -15,7 +15,7 @@ import tokenizers
 
 from ..core.errors import UserError
 from ..core.words import plural
-from . import documents
+from . import documents, overlaps
 from .clocks import Clock
 from .corpus import Corpus
 from .documents import Document
@@ -95,7 +95,7 @@ class Text(Corpus):
     def build(self, writer: StoreWriter) -> None:
         self._files()  # first, so that errors occur before a tokenizer is downloaded
         tokenizer = self.codec
-        counts, seen, tokens = Counter(), {}, 0
+        counts, tokens, labels, splits = Counter(), 0, {}, {}  # the last two by document
         published = self.split == "files" or self.fields.split is not None
         in_blocks = self._one_document(self._files())
         end = np.array([] if in_blocks else [tokenizer.end], np.int64)  # no end of text, because the document continues
@@ -107,7 +107,9 @@ class Text(Corpus):
             counts[split] += 1
             tokens += len(ids)
             if published:
-                seen[cluster] = seen.get(cluster, frozenset()) | {split}
+                # The cluster is a hash of the text, or of the group.
+                labels[document.name] = documents.drawn(document.raw, 0, 0)[0] if document.group else cluster
+                splits[document.name] = split
         if empty := [split for split in SPLITS if not counts[split]]:
             wanted = "name files after train, valid and test"
             if self.split == "hash" and counts.total() < len(SPLITS):
@@ -126,8 +128,7 @@ class Text(Corpus):
         if in_blocks:
             writer.facts["splits_by"] = "position in the only document (train, valid, test)"
         if published:
-            also = {part: sum({"train", part} <= parts for parts in seen.values()) for part in ("valid", "test")}
-            writer.facts["documents_also_in_train"] = also
+            writer.facts["documents_also_in_train"] = overlaps.shared(labels, splits)
 
     def encode_file(self, path: Path) -> np.ndarray:
         """Start token and tokens of a .txt file."""

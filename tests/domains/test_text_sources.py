@@ -121,6 +121,23 @@ def test_groups_may_be_numbers(tmp_path):
     assert stores[1].clusters.tolist() == [number // 4 for number in range(80)]
 
 
+def test_documents_that_are_also_in_train_are_counted_by_their_text(tmp_path):
+    rows = [
+        ("train", 1, "a"),
+        ("train", 2, "b"),
+        ("valid", 3, "b"),
+        ("test", 1, "c"),
+        ("test", 4, "b"),
+        ("test", 5, "b"),
+    ]
+    table = "".join(f"{split},{group},{text}\n" for split, group, text in rows)
+    (tmp_path / "a.csv").write_text(f"split,group,text\n{table}")
+    for group in (None, "group"):
+        domain = Text(str(tmp_path / "a.csv"), tokenizer="bytes", split_field="split", group_field=group)
+        manifest = domain.prepare(tmp_path / "stores").manifest
+        assert manifest["documents_also_in_train"] == {"valid": 1, "test": 2}
+
+
 def test_a_column_names_the_split(tmp_path):
     named = zip(("train", "Validation", "test"), ("a", 'b, "c"\nd', "e"), strict=True)
     rows = [{"set": split, "text": text} for split, text in named]
