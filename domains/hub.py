@@ -13,6 +13,7 @@ from typing import Any
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
+from ..core.hidden import files_below
 from .documents import CALLED, Document, Fields, document_of
 from .parquet import listed
 from .store import SPLITS
@@ -131,8 +132,8 @@ class HubDataset:
 
     @cached_property
     def _folder_digest(self) -> str:
-        files = sorted(path for path in self._folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        digests = {path.relative_to(self._folder).as_posix(): digest_of(path) for path in files}
+        folder = self._folder
+        digests = {path.relative_to(folder).as_posix(): digest_of(path) for path in sorted(files_below(folder))}
         return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
     def _unreadable(self, error: Exception) -> UserError:

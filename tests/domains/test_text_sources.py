@@ -15,6 +15,7 @@ from text_support import build
 
 from bearings.core.errors import UserError
 from bearings.domains import hub, wikitext
+from bearings.domains.hub import HubDataset
 from bearings.domains.store import SPLITS
 from bearings.domains.text import Text
 
@@ -200,6 +201,16 @@ def test_a_data_set_is_identified_by_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="the package `datasets` is not installed: pip install -e"):
         Text(dataset="org/name").options()
+
+
+def test_hidden_files_do_not_identify_a_data_set(tmp_path):
+    """A download from the Hub keeps the times of its files in `.cache`."""
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    (tmp_path / "set" / "data" / "train.csv").write_text("text\nx\n")
+    before = HubDataset(str(tmp_path / "set"), None, None, None).identity()
+    (tmp_path / "set" / ".cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / "set" / ".cache" / "huggingface" / "train.csv.metadata").write_text("1700000000")
+    assert HubDataset(str(tmp_path / "set"), None, None, None).identity() == before
 
 
 @pytest.fixture
