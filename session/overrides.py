@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -44,8 +45,7 @@ def as_setting(key: str, value: Any) -> str:
     with suppress(HydraException):
         if OverridesParser.create().parse_override(plain).value() == text:
             return plain
-    escaped = text.replace("'", r"\'")
-    return f"{key}='{escaped}'"
+    return f"{key}={QuotedString(text, Quote.single).with_quotes()}"
 
 
 def refuse_unknown_flags(arguments: Sequence[str]) -> None:
