@@ -54,9 +54,9 @@ class Records:
 
     @property
     def bits_per_unit(self) -> dict[str, float]:
-        """Bits per natural unit, by unit."""
-        bits = self.nats.sum() / math.log(2)
-        return {name: float(bits / self.units[:, i].sum()) for i, name in enumerate(self.unit_names)}
+        """Bits per natural unit, by unit; NaN if the documents contain none of it."""
+        bits, counts = float(self.nats.sum()) / math.log(2), self.units.sum(0).tolist()
+        return {name: bits / n if n else math.nan for name, n in zip(self.unit_names, counts, strict=True)}
 
     @property
     def accuracy(self) -> float | None:

@@ -114,7 +114,8 @@ def rows_of(records: Records) -> list[Row]:
 def table_of(records: Records, rows: Sequence[Row], title: str, domain: str) -> Table:
     """One row per document and, if there are several, a row for all of them."""
     if len(rows) > 1:
-        together = {f"bits_per_{unit}": bits for unit, bits in records.bits_per_unit.items()}
+        known = {unit: bits for unit, bits in records.bits_per_unit.items() if not math.isnan(bits)}
+        together = {f"bits_per_{unit}": bits for unit, bits in known.items()}
         figures = {"tokens": records.tokens.sum(), "nats_per_token": records.nats_per_token, **together}
         rows = [*rows, {"file": f"all {len(rows)}", **figures}]
     columns = {

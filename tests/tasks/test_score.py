@@ -3,16 +3,18 @@
 import csv
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from report_support import records
 from training_support import configured, go
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.score import Score
+from bearings.tasks.score import Score, rows_of, table_of
 
 
 @pytest.fixture
@@ -117,6 +119,17 @@ def test_each_document_of_a_file_is_scored_separately(trained, tmp_path, monkeyp
     Score(files="both.txt", out="both.csv")(session)  # one of two has nothing that counts
     rows = [*csv.DictReader(Path("both.csv").read_text().splitlines())]
     assert [bool(row["bits_per_letter"]) for row in rows] == [True, False]
+
+
+def test_bits_per_unit_are_undefined_without_any(recwarn):
+    scored = records("rope", 0, documents=2, units=("note", "second"))
+    scored = replace(scored, units=scored.units * [1, 0])
+    assert math.isnan(scored.bits_per_unit["second"])
+    table = table_of(scored, rows_of(scored), "files", "maestro")
+    assert table.rows[-1]["file"] == "all 2"
+    assert "bits_per_note" in table.shown
+    assert "bits_per_second" not in table.shown
+    assert not recwarn
 
 
 def test_a_file_named_twice_stays_where_it_was_first(tmp_path):
