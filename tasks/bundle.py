@@ -67,7 +67,7 @@ class Score:
 
     @property
     def bits_per_unit(self) -> dict[str, float]:
-        """Bits per natural unit, by unit."""
+        """Bits per natural unit, by unit; NaN if the documents contain none of it."""
         return self.records.bits_per_unit
 
     def __repr__(self) -> str:
@@ -132,7 +132,9 @@ class Bundle:
         Raises:
             UserError: a file is missing or of another kind, or there is nothing to score in it; or an item is neither a
                 string nor a path.
+            ValueError: `length` is below 1.
         """
+        _refuse_below_1(length=length)
         refuse_questions(self.domain)
         items, named = [*item] if isinstance(item, Iterable) and not isinstance(item, str | bytes) else [item], []
         if not items:
@@ -142,8 +144,7 @@ class Bundle:
                 named.append((str(each), self.domain.encode_documents(path)))
             else:
                 named.append((f"text {number}", iter([("", self.domain.encode_text(str(each)))])))
-        window = length or self.length
-        evaluation = Evaluation(window, "32-true", self.domain.period, overlap=self.overlap)
+        evaluation = Evaluation(length or self.length, "32-true", self.domain.period, overlap=self.overlap)
         with TemporaryDirectory() as folder:
             store = store_of(self.domain, named, Path(folder) / "store")
             return Score(evaluation.score(self.model, store, SPLIT), self.domain.name)
@@ -174,9 +175,7 @@ class Bundle:
             UserError: the prompt cannot be read.
             ValueError: an option is outside its range, or the sample is longer than the encoding allows.
         """
-        for name, number in (("tokens", tokens), ("count", count)):
-            if number is not None and number < 1:
-                raise ValueError(f"{name}={number}: it must be at least 1")
+        _refuse_below_1(tokens=tokens, count=count)
         start = [[self.domain.start]]
         ids = torch.tensor(start, device=self.device) if prompt is None else self.encode(prompt)
         ids = ids.expand(1 if count is None else count, -1)
@@ -249,6 +248,13 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
             session.domain.use_shared(Path(shared))
         model = session.load(run.checked_best(), vocabulary)
     return Bundle(model, session.domain, session.data.length, session.evaluation.overlap)
+
+
+def _refuse_below_1(**numbers: int | None) -> None:
+    """Raise ValueError for a number that is below 1. None is allowed."""
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name}={number}: it must be at least 1")
 
 
 def _path(item: object, domain: Domain) -> Path | None:

@@ -164,11 +164,14 @@ def test_a_device_that_pytorch_does_not_see_is_an_error(text):
         bearings.load(text.path / "export", device="cuda:99")
 
 
-def test_samples_of_no_tokens_are_refused(text):
+def test_samples_and_contexts_of_no_tokens_are_refused(text):
     bundle = bearings.load(text.path / "export", device="cpu")
     for given in ({"tokens": 0}, {"count": 0}):
         with pytest.raises(ValueError, match="it must be at least 1"):
             bundle.sample(**given)
+    for length in (0, -3):
+        with pytest.raises(ValueError, match=f"length={length}: it must be at least 1"):
+            bundle.score(TEXT, length=length)
 
 
 def test_an_extension_is_not_repeated(text, tmp_path):
