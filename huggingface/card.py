@@ -17,6 +17,7 @@ from ..session.run_directory import RunDirectory
 from ..session.settings import declared
 from .sizes import sizes_of
 
+TAG = "- bearings\n"  # in the card of every export
 USE = """\
 ```python
 import torch
@@ -83,8 +84,8 @@ def card(
 
 def _front_matter(names: Mapping[str, str], tokenizer: bool) -> str:
     task = "pipeline_tag: text-generation\n" if tokenizer else ""
-    tags = "".join(f"- {tag}\n" for tag in ("bearings", "positional-encoding", names["encoding"], names["domain"]))
-    return f"---\nlibrary_name: transformers\n{task}tags:\n{tags}---\n"
+    tags = "".join(f"- {tag}\n" for tag in ("positional-encoding", names["encoding"], names["domain"]))
+    return f"---\nlibrary_name: transformers\n{task}tags:\n{TAG}{tags}---\n"
 
 
 def _about(transformer: Transformer) -> About | None:

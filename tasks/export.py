@@ -1,6 +1,5 @@
 """task=export run=DIRECTORY: write a trained model as files to share, and load them again."""
 
-import json
 import os
 import shutil
 import tempfile
@@ -19,8 +18,9 @@ from ..core.errors import UserError, one_line
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import write_text
 from ..domains.base import Domain
+from ..huggingface.card import TAG
+from ..huggingface.folder import CARD, write_folder
 from ..huggingface.folder import CONFIG as HF_CONFIG
-from ..huggingface.folder import write_folder
 from ..lightning_modules.outline import outlined
 from ..lightning_modules.transformer import Transformer
 from ..session.configuration import build, refuse_problems
@@ -129,14 +129,16 @@ def _write(
 
 
 def format_of(folder: Path) -> str | None:
-    """The format of the export in `folder`; None if there is none."""
+    """The format of the export in `folder`; None if there is none, or only a model that bearings has not exported."""
     if (folder / CONFIG).exists() and (folder / WEIGHTS).exists():
         return "bearings"
     try:
-        found = json.loads((folder / HF_CONFIG).read_text(encoding="utf-8"))
+        card, settings = ((folder / name).read_text(encoding="utf-8") for name in (CARD, HF_CONFIG))
     except (OSError, ValueError):
         return None
-    return "hf" if "auto_map" in found else "llama"
+    if TAG not in card:  # a model from elsewhere, which must not be overwritten
+        return None
+    return "hf" if '"auto_map"' in settings else "llama"
 
 
 def is_run(folder: Path) -> bool:

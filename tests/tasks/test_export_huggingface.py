@@ -92,6 +92,20 @@ def test_export_leaves_other_files_alone(run, tmp_path):
     assert "trust_remote_code" not in (tmp_path / "llama" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(("form", "config"), {"llama": {}, "hf": {"auto_map": {"AutoConfig": "other.Config"}}}.items())
+def test_export_leaves_other_models_alone(run, tmp_path, form, config):
+    files = {
+        "README.md": "mine",
+        "config.json": json.dumps({"model_type": "llama", **config}),
+        "model.safetensors": "mine",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=r"holds other files, such as README\.md: give an empty folder"):
+        export(run, format=form, out=str(tmp_path))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
     monkeypatch.setattr("bearings.huggingface.llama.RoPE", int)
     with pytest.raises(UserError, match="Llama has RoPE only, and this model has RoPE"):
