@@ -21,6 +21,7 @@ from .. import __version__
 from ..core import launcher, stopping
 from ..core.errors import HeldError, UserError
 from ..core.terminal import printable
+from ..core.words import plural
 from .command import Command
 from .configuration import asked, trusted_by
 from .explaining import one_line_errors
@@ -106,12 +107,12 @@ class Sweep:
     def report(self) -> None:
         """Print the number of skipped runs. Raises UserError if runs failed."""
         if self.held:
-            skipped = "1 run" if len(self.held) == 1 else f"{len(self.held)} runs"
+            skipped = plural(len(self.held), "run")
             print(f"skipped {skipped} of the sweep: other processes are training them", file=sys.stderr)
         if self.failed:
             listed = "".join(f"\n  {settings}" for settings in self.failed)
-            number = "1 run" if len(self.failed) == 1 else f"{len(self.failed)} runs"
-            raise UserError(f"{number} of the sweep failed, as reported above; rerun the command to try again:{listed}")
+            failed = plural(len(self.failed), "run")
+            raise UserError(f"{failed} of the sweep failed, as reported above; rerun the command to try again:{listed}")
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
+from ..core.words import plural
 from ..domains.baseline_records import kept_baselines
 from ..domains.records import Records
 from ..domains.store import Store
@@ -20,8 +21,8 @@ def print_results(session: Session, run: RunDirectory, store: Store, split: str,
     if solved is not None:
         seeds = [Records.load(path).accuracy for path in run.other_seeds(split)]
         good = sum(accuracy is not None and accuracy >= solved for accuracy in seeds)
-        seeds_scored = f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}"
-        session.console.print(f"solved (accuracy {100 * solved:g} % or higher) by {good} of {seeds_scored}")
+        scored = plural(len(seeds), "seed")
+        session.console.print(f"solved (accuracy {100 * solved:g} % or higher) by {good} of {scored}")
 
 
 def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = False, domain: str = "") -> Table:
