@@ -14,6 +14,7 @@ from ..core.errors import DivergedError, UserError, nearest_key
 from ..core.options import checked, options_of
 from ..domains.records import Records
 from ..domains.store import Store
+from ..reporting.finished import RATE
 from ..reporting.tables import Row, Table, write_csv
 from ..session.identity import incidental
 from ..session.matching import unmatched
@@ -26,7 +27,6 @@ from ..session.trust import KINDS
 from .options import TuneOptions
 from .train import Train
 
-RATE = "optimizer.learning_rate"
 VARIED = "*"  # in the name of a table, for the settings of its grid; null may be the value of another search
 
 
