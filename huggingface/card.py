@@ -12,7 +12,7 @@ from ..domains.records import Records
 from ..domains.unit_labels import unit_label
 from ..encodings.pattern import PATTERNS
 from ..lightning_modules.transformer import Transformer
-from ..session.identity import decisive
+from ..session.identity import decisive, portable
 from ..session.run_directory import RunDirectory
 from ..session.settings import declared
 from .sizes import sizes_of
@@ -179,9 +179,8 @@ def _token_ids(domain: Domain, config: Mapping[str, Any]) -> str:
     documented = inspect.getdoc(type(domain)) or ""
     text = documented.split("\nArgs:")[0].rstrip()
     known = options_of(declared(target, "domain"))
-    given = {key: value for key, value in config["domain"].items() if key in known and value != known[key].default}
-    given = {key: value for key, value in given.items() if key not in ("path", "urls")}
-    options = ", ".join(f"{key}={value!r}" for key, value in given.items())
+    given = portable("domain", config["domain"]).items()
+    options = ", ".join(f"{key}={value!r}" for key, value in given if key in known and value != known[key].default)
     return (
         f"This model has {domain.vocabulary} token ids and no tokenizer, as its data are not text. {name} of bearings "
         f"encodes and decodes them; {domain.start} is the start token.\n\n"
