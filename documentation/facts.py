@@ -1,8 +1,8 @@
 """The encodings in configs/encoding, with their cost and properties, measured on a layer of one size."""
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..core.about import MECHANISMS, About, Mechanism
 from ..core.options import Option, options_of
 from ..encodings.base import Encoding
-from ..encodings.contract.state import State
+from ..encodings.contract.state import tensors_of
 from ..encodings.families.inputs import InputEncoding
 from ..encodings.pattern import PATTERNS, LayerPattern
 from ..session.configuration import build
@@ -146,20 +146,8 @@ def parameters_of(module: nn.Module | None) -> int:
 def cache_bytes(layer: Encoding) -> int:
     """Bytes by which each token of its capacity enlarges a state, in bfloat16."""
     like, capacities = torch.zeros(1, dtype=torch.bfloat16), (4096, 8192)
-    small, large = (sum(map(_bytes, _tensors(layer.new_state(1, size, like)))) for size in capacities)
+    small, large = (sum(map(_bytes, tensors_of(layer.new_state(1, size, like)))) for size in capacities)
     return (large - small) // (capacities[1] - capacities[0])
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """All tensors of a state, including those of its parts."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, State) or hasattr(state, "__dataclass_fields__"):
-        for field in fields(state):
-            yield from _tensors(getattr(state, field.name))
-    elif isinstance(state, tuple | list):
-        for part in state:
-            yield from _tensors(part)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,13 +1,13 @@
 """The state of a model as a cache of `transformers`, for generation."""
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from ..encodings.contract.state import tensors_of
 from ..lightning_modules.transformer import ModelState, Transformer
 
 SMALLEST = 256  # tokens for which a cache has room at first, unless the number is known
@@ -170,15 +170,3 @@ def check_mask(mask: Tensor) -> None:
     begins = kept[:, :1].sum(1) + (kept[:, 1:] & ~kept[:, :-1]).sum(1)
     if (begins > 1).any():
         raise ValueError("attention_mask: it has a 0 between tokens: leave out these tokens, or split the row")
-
-
-def tensors_of(state: Any) -> Iterator[Tensor]:
-    """The tensors in a state, which have one row per sequence."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, list):
-        for each in state:
-            yield from tensors_of(each)
-    elif is_dataclass(state):
-        for each in fields(state):
-            yield from tensors_of(getattr(state, each.name))

@@ -1,7 +1,8 @@
 """What a layer keeps of past tokens while decoding."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -82,6 +83,18 @@ class TailState(State):
     def before(self, u: Tensor) -> Tensor:
         """The inputs that precede `u [B, T, channels]`. The caller replaces the tail afterwards."""
         return self.tail
+
+
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """The tensors in a state and its parts, which have one row per sequence."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, list | tuple):
+        for each in state:
+            yield from tensors_of(each)
+    elif is_dataclass(state):
+        for each in fields(state):
+            yield from tensors_of(getattr(state, each.name))
 
 
 def seen_by(new: int, window: int) -> int:
