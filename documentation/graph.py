@@ -38,30 +38,26 @@ def layers() -> list[list[str]]:
     return [[name.strip().removeprefix("bearings.") for name in layer.split("|")] for layer in found]
 
 
-def imports(folders: Sequence[str]) -> dict[tuple[str, str], int]:
-    """How many import statements of one folder name a module of another, by (importer, imported)."""
+def imports(folders: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of folders of which the first imports from the second."""
     packages = [f"bearings.{folder}" for folder in folders]
     inner = [f"bearings.kernels.{path.name}" for path in sorted((ROOT / "kernels").iterdir()) if path.is_dir()]
     graph = grimp.build_graph(*packages, *(name for name in inner if "__" not in name), cache_dir=None)
-    found: dict[tuple[str, str], int] = {}
-    for importer in graph.modules:
-        for imported in graph.find_modules_directly_imported_by(importer):
-            pair = importer.split(".")[1], imported.split(".")[1]
-            if pair[0] != pair[1]:
-                found[pair] = found.get(pair, 0) + 1
-    return found
+    modules = ((here, there) for here in graph.modules for there in graph.find_modules_directly_imported_by(here))
+    pairs = {(here.split(".")[1], there.split(".")[1]) for here, there in modules}
+    return sorted((importer, imported) for importer, imported in pairs if importer != imported)
 
 
 def write_graph(opened: Open) -> None:
     """Write `assets/imports-light.svg` and `assets/imports-dark.svg`."""
     rows = layers()
-    counts = imports([folder for row in rows for folder in row])
+    pairs = imports([folder for row in rows for folder in row])
     for scheme, colours in SCHEMES.items():
         with opened(f"assets/imports-{scheme}.svg", "w") as file:
-            file.write(_drawn(rows, counts, *colours))
+            file.write(_drawn(rows, pairs, *colours))
 
 
-def _drawn(rows: list[list[str]], counts: dict[tuple[str, str], int], text: str, line: str, fill: str) -> str:
+def _drawn(rows: list[list[str]], pairs: list[tuple[str, str]], text: str, line: str, fill: str) -> str:
     """Boxes from the highest layer to the lowest; arrows to the next layer are straight, others pass at the sides."""
     places, level = {}, {}
     for number, row in enumerate(rows):
@@ -70,7 +66,7 @@ def _drawn(rows: list[list[str]], counts: dict[tuple[str, str], int], text: str,
             places[folder], level[folder] = (x, 30 + number * STEP), number
     height = 30 + (len(rows) - 1) * STEP + BOX[1] + 10
     arrows, boxes = [], []
-    for (importer, imported), _ in sorted(counts.items()):
+    for importer, imported in pairs:
         (x1, y1), (x2, y2) = places[importer], places[imported]
         span = level[imported] - level[importer]
         if span == 1:
