@@ -39,7 +39,7 @@ class TrainerSettings:
         if accelerator == "gpu" and not gpus:
             raise ValueError("accelerator=gpu: no CUDA GPU is visible; use accelerator=auto or accelerator=cpu")
         cuda = accelerator != "cpu" and gpus > 0
-        if devices < 0 or (devices == 0 and not cuda) or (cuda and devices > gpus):
+        if (devices == 0 and not cuda) or (cuda and devices > gpus):
             raise ValueError(f"devices={devices}: {gpus} GPUs are visible; 0 uses all of them, a CPU needs 1 or more")
         self.steps, self.validate_every, self.checkpoint_every = (
             given.steps,
