@@ -9,8 +9,9 @@ import numpy as np
 
 from ..core.errors import shortened
 from ..core.options import Count, Options
-from .intervals import CONFIDENCE, seed_interval
+from .intervals import seed_interval
 from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
+from .scores import ALPHA
 from .solving import rates_p, solving
 from .statistics import FEWEST_SEEDS
 from .study import Comparison, Contestant, Study
@@ -162,7 +163,7 @@ def _by_solve_rates(comparison: Comparison, claim: Claim, one: Contestant, other
     }
     if min(seeds, others) < FEWEST_SEEDS:
         yield row | {"verdict": "not enough seeds"}
-    elif p > 1 - CONFIDENCE:
+    elif p >= ALPHA:
         yield row | {"verdict": "undecided"}
     else:
         yield row | {"verdict": "shown" if first / seeds > second / others else "refuted"}

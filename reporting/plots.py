@@ -23,6 +23,7 @@ from .drawing import (
 )
 from .legible import legible_lengths, which
 from .lengths import (
+    PLAIN,
     form_of,
     forms_of_all,
     longest_context,
@@ -36,7 +37,7 @@ from .study import Comparison
 from .tables import Row
 
 FORMS = {
-    **{"none": "-", "yarn": "--", "ntk": "-.", "interpolation": ":"},
+    **{PLAIN: "-", "yarn": "--", "ntk": "-.", "interpolation": ":"},
     **{"dynamic_ntk": (0, (6, 1, 1, 1, 1, 1)), "llama3": (0, (8, 3)), "longrope": (0, (1, 4))},
     **{"power": (0, (4, 1)), "truncated": (0, (2, 1)), "lm_infinite": (0, (4, 1, 1, 1)), "window": (0, (2, 2))},
 }
@@ -202,8 +203,8 @@ def lengths_plot(
         for form in forms_of_all(seeds):
             width = widths[form_of(form)]
             style = {**styles[model], "linestyle": FORMS[form_of(form)], "linewidth": width}
-            style |= {"markersize": 3 + 1.5 * width, "fillstyle": "full" if form == "none" else "none"}
-            label = model if form == "none" else f"{model}, {form}"
+            style |= {"markersize": 3 + 1.5 * width, "fillstyle": "full" if form == PLAIN else "none"}
+            label = model if form == PLAIN else f"{model}, {form}"
             by_context = [nats_by_context(seed, form) for seed in seeds]
             by_position = [nats_by_position(seed, form, longest) for seed in seeds]
             for plot, quantity, curves in zip(
@@ -247,7 +248,7 @@ def lengths_plot(
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
     """The limits of a panel of `lengths_plot`: a model that fails far beyond the others must not flatten them."""
-    middle = [row["mean"] for row in rows if row["stretch"] == "none"] or [row["mean"] for row in rows]
+    middle = [row["mean"] for row in rows if row["stretch"] == PLAIN] or [row["mean"] for row in rows]
     least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
     top = min(most, 2.5 * float(np.median(middle)))
     room = 0.05 * (top - least) or 0.01
