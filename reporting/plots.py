@@ -41,6 +41,7 @@ FORMS = {
     **{"dynamic_ntk": (0, (6, 1, 1, 1, 1, 1)), "llama3": (0, (8, 3)), "longrope": (0, (1, 4))},
     **{"power": (0, (4, 1)), "truncated": (0, (2, 1)), "lm_infinite": (0, (4, 1, 1, 1)), "window": (0, (2, 2))},
 }
+UNKNOWN = (0, (3, 1, 1, 1))  # of a form that only another version of this project has
 # Columns of metrics.csv that are not diagnostics of an encoding.
 ORDINARY = re.compile(
     r"step|train_nll|match_loss|distil_loss|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu"
@@ -201,8 +202,8 @@ def lengths_plot(
     widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
     for model, seeds in found.items():
         for form in forms_of_all(seeds):
-            width = widths[form_of(form)]
-            style = {**styles[model], "linestyle": FORMS[form_of(form)], "linewidth": width}
+            width = widths.get(form_of(form), min(widths.values()))
+            style = {**styles[model], "linestyle": FORMS.get(form_of(form), UNKNOWN), "linewidth": width}
             style |= {"markersize": 3 + 1.5 * width, "fillstyle": "full" if form == PLAIN else "none"}
             label = model if form == PLAIN else f"{model}, {form}"
             by_context = [nats_by_context(seed, form) for seed in seeds]

@@ -43,6 +43,12 @@ def test_stretch_that_a_seed_lacks_is_left_out_and_named(tmp_path, report):
     assert line in (folder / "report.md").read_text()
 
 
+def test_stretch_of_another_version_is_shown(tmp_path, report):
+    lengths(make_run(tmp_path / "runs", "rope", 0), forms=("none", "resonance"))
+    folder, _ = report()
+    assert "rope, resonance" in (folder / "plots" / "jsb-test-lengths.svg").read_text()
+
+
 def test_failure_point_uses_contexts_of_every_seed_and_names_the_others(tmp_path, report):
     for seed, contexts in enumerate(((8, 16, 32, 48, 128), (8, 32, 64, 128), (8, 16, 32, 64, 128))):
         lengths(make_run(tmp_path / "runs", "rope", seed), contexts=contexts)
