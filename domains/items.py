@@ -30,6 +30,11 @@ class Items:
     columns: Mapping[str, np.ndarray]
     source: str
 
+    def are_of(self, other: "Items") -> bool:
+        """Whether these are results on the same items as `other`, in the same order."""
+        same = self.source == other.source and np.array_equal(self.names, other.names)
+        return same and np.array_equal(self.groups, other.groups)
+
     def save(self, path: Path) -> None:
         """Write an .npz file atomically. Raises ValueError for inconsistent fields."""
         self._check()

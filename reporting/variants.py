@@ -143,9 +143,7 @@ def _groups(items: Items) -> tuple[dict[str, np.ndarray], list[str]]:
 
 
 def _alike(items: Items, other: Items) -> bool:
-    labels = items.columns[LABEL], other.columns[LABEL]
-    same = items.source == other.source and np.array_equal(items.names, other.names)
-    return same and np.array_equal(items.groups, other.groups) and np.array_equal(*labels)
+    return items.are_of(other) and np.array_equal(items.columns[LABEL], other.columns[LABEL])
 
 
 def _estimate(

@@ -93,20 +93,20 @@ def _columns(score: str, heading: str) -> dict:
 
 
 def _results(comparison: Comparison, reference: str, name: str) -> tuple[dict[str, dict[int, Items]], list[str]]:
-    """Per-item results by label and seed, and the labels of models with runs that scored other items.
+    """Per-item results by label and seed, and the labels of models with runs that scored other items or lack a metric.
 
     The items are those of the reference, if it has any.
     """
     found: dict[str, dict[int, Items]] = {}
     other: dict[str, None] = {}
-    source = None
+    needed, first = {COLUMNS[metric] for metric in BENCHMARKS[name].metrics}, None
     for contestant in sorted(comparison.contestants, key=lambda each: not each.called(reference)):
         for seed in sorted(contestant.runs):
             items = read_items(contestant.runs[seed].directory, name).get(name)
             if items is None:
                 continue
-            source = source or items.source
-            if items.source == source:
+            if needed <= items.columns.keys() and (first is None or items.are_of(first)):
+                first = items
                 found.setdefault(contestant.label, {})[seed] = items
             else:
                 other[contestant.label] = None

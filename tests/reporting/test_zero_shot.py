@@ -80,6 +80,28 @@ def test_items_of_the_named_model_decide_which_others_are_compared(tmp_path, rep
     assert {model for _, _, model in found} == {named}
 
 
+def first_of(items: Items, count: int) -> Items:
+    columns = {name: values[:count] for name, values in items.columns.items()}
+    return Items(items.names[:count], items.groups[:count], columns, items.source)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    {
+        "fewer items": lambda items: first_of(items, COUNT - 1),
+        "other items": lambda items: replace(items, names=items.names[::-1]),
+        "fewer metrics": lambda items: replace(items, columns={"acc": items.columns["acc"]}),
+    }.values(),
+)
+def test_results_that_cannot_be_compared_are_left_out(runs, report, changed):
+    """Even if they name the same source, as those of another version may."""
+    for path in runs.glob("jsb/pope/*"):
+        save_items(RunDirectory.open(path), "lambada", changed(benchmark(0.2, 0)["lambada"]))
+    folder, _ = report()
+    assert {model for title, _, model in rows(folder, "zero-shot") if title != "BLiMP"} == {"rope"}
+    assert "LAMBADA (OpenAI): runs of pope with other items" in (folder / "report.md").read_text()
+
+
 @pytest.mark.parametrize(("count", "shown"), [(9, False), (10, True)])
 def test_a_few_differing_items_have_no_interval(runs, report, count, shown):
     """Resamples without any of them have no spread, so the ends of the interval would be arbitrary."""
