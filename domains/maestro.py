@@ -31,8 +31,6 @@ NEW_COMPOSITIONS = (
     "06c6bf 06dc16 06e47b 0768d9 0813ac 08b60b 0930ea 0951ed 0952bc 09dbb6 0a901c 0b778c 0b83c2 0b95d3 0bafe3"
 )
 RESOLUTION = 480  # ticks per quarter note of written files; a multiple of both grids
-
-
 LOST = 0.01  # largest share of note-ons without a note in own files; if one has no end, ends after it are wrong
 
 
@@ -121,8 +119,7 @@ class Maestro(Music):
     def build(self, writer: StoreWriter) -> None:
         place = self.path or self._download(writer.directory.parent / "downloads" / FILE)
         release = Release(place, unsplit=self.split == "random")
-        skipped: dict[str, str] = {}
-        skipped.update(dict.fromkeys(release.absent, "listed but missing"))
+        skipped = dict.fromkeys(release.absent, "listed but missing")
         if skipped and not self.skip_unreadable:
             self._refuse(skipped, release)
         splits = self._splits(release.performances)
@@ -156,7 +153,8 @@ class Maestro(Music):
                 kept[part][unit] += units[unit]
         if skipped and not self.skip_unreadable:
             self._refuse(skipped, release)
-        left = {splits[file] for file in titles if file not in {**skipped, **copies}}
+        read = {file: title for file, title in titles.items() if file not in {**skipped, **copies}}
+        left = {splits[file] for file in read}
         if copies and (empty := [part for part in SPLITS if part not in left]) and len(first_with) >= len(SPLITS):
             copy, original = next((copy, first) for copy, first in copies.items() if splits[copy] == empty[0])
             raise UserError(
@@ -168,7 +166,6 @@ class Maestro(Music):
                 f"{place} has {plural(len(splits), 'file')}, but only {different} with different notes, and "
                 f"{', '.join(SPLITS)} need one each: give more files"
             )
-        read = {file: title for file, title in titles.items() if file not in {**skipped, **copies}}
         writer.facts.update(
             grid_ms=round(1000 * self.codec.step, 3),
             midi=midi,
