@@ -190,9 +190,8 @@ class Release:
         except UserError:
             raise
         except Exception as error:  # zipfile, tarfile and decompressors raise many kinds
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(": ")[:200]
             place = self.place(name) if name else self.path
-            raise UserError(f"{place} cannot be read ({reason}): download it again") from error
+            raise UserError(f"{place} cannot be read ({one_line(error).rstrip(': ')}): download it again") from error
 
 
 def _tar(file) -> tarfile.TarFile:
