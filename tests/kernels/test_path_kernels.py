@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
+from fused_support import DEVICE, DTYPES, GPU, poisoned_memory  # noqa: F401
 from path_support import new_launches  # noqa: F401
 
 from bearings.encodings.contract.context import Context
@@ -23,19 +24,8 @@ path_flash, path_direction, path_far, path_sizes = (
     import_module(f"bearings.kernels.path.{name}") for name in ("flash", "direction", "far", "sizes")
 )
 
-GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
 LONG = 260 if GPU else 140  # tokens: 3 or 2 short chunks
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU  # the interpreter computes wrong bfloat16 products
 pytestmark = pytest.mark.usefixtures("one_thread", "new_launches", "poisoned_memory")
-
-
-@pytest.fixture
-def poisoned_memory():
-    """Fills new memory with NaN, so that tests detect elements that no kernel writes."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture

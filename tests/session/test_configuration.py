@@ -17,7 +17,7 @@ from bearings.session.configuration import asked, resolve
 from bearings.session.identity import identity
 from bearings.session.overrides import as_setting, as_typed, choices_of
 from bearings.session.run_config import written
-from bearings.session.run_directory import RunDirectory
+from bearings.session.run_directory import RunDirectory, leaves
 from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
 
@@ -93,14 +93,6 @@ def test_every_encoding_fits_every_experiment(experiment):
     config["model"]["layers"] = min(config["model"]["layers"], 4)
     for encoding in choices_of("encoding"):
         Session.of(with_encoding(config, encoding, **sets.get("encodings", {}).get(encoding, {})))
-
-
-def leaves(tree, prefix=""):
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 @pytest.mark.parametrize("experiment", choices_of("experiment"))
