@@ -60,14 +60,8 @@ def test_decode_inverts_encode(tokenizer, sequence):
     assert genome.decode(genome.encode(sequence)) == sequence
 
 
-@given(with_n)
-def test_words_start_at_left_of_each_run(sequence):
-    genome = Genome()
-    assert [genome.decode([token]) for token in genome.encode(sequence)[1:].tolist()] == reference_words(sequence)
-
-
-@pytest.mark.parametrize("piece", [6, 12, 30])
-def test_piece_size_does_not_change_tokens(monkeypatch, piece):
+@pytest.mark.parametrize("piece", [nucleotides.PIECE, 6, 12, 30])
+def test_words_start_at_left_of_each_run_whatever_the_size_of_pieces(monkeypatch, piece):
     monkeypatch.setattr(nucleotides, "PIECE", piece)
 
     @given(with_n)
