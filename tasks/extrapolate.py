@@ -165,7 +165,8 @@ def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence
     with _locked(file):
         here = scored[0]["stretch"], scored[0]["context"]
         rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) != here] + [*scored]
-        rows.sort(key=lambda row: (forms.index(form_of(row["stretch"])), row["stretch"], row["context"]))
+        order = {form: place for place, form in enumerate(forms)}  # last, those that only another version has
+        rows.sort(key=lambda row: (order.get(form_of(row["stretch"]), len(order)), row["stretch"], row["context"]))
         run.unseal(file)
         write_csv(file, rows)
         run.seal(file)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from conftest import Bigram
+from report_support import lengths, make_run
 from rich.console import Console
 from training_support import configured, go
 
@@ -31,7 +32,7 @@ from bearings.reporting.tables import write_csv
 from bearings.session.configuration import build
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.extrapolate import Extrapolate, stretch_to
+from bearings.tasks.extrapolate import Extrapolate, _merge, stretch_to
 
 
 def test_no_figure_or_name_is_cut_on_a_terminal_of_80_columns():
@@ -53,6 +54,17 @@ def test_a_method_that_the_encoding_does_not_support_is_no_typo():
     message = r"^task\.stretches=longrope: allowed for this run's encoding: none, ntk$"
     with pytest.raises(UserError, match=message):
         task._asked(("none", "ntk"), [64], 64)
+
+
+def test_results_of_a_method_that_only_another_version_has_stay(tmp_path):
+    run = RunDirectory.open(make_run(tmp_path, "rope", 0))
+    lengths(run.path, forms=("none", "resonance"))
+    file = run.extrapolation("test")
+    scored = [
+        {**row, "stretch": "yarn"} for row in read_lengths(file) if (row["stretch"], row["context"]) == ("none", 128)
+    ]
+    _merge(run, file, scored, ("none", "yarn"))
+    assert forms_of(read_lengths(file)) == ["none", "yarn", "resonance"]
 
 
 def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
