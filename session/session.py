@@ -28,7 +28,7 @@ from .matching import matched
 from .models import build_transformer, read_checkpoint
 from .overrides import key_of
 from .refusals import begun, refuse_later_tokens, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
-from .run_directory import RunDirectory, changes
+from .run_directory import PLACES, RunDirectory, changes
 
 
 class Session(Command):
@@ -223,13 +223,14 @@ class Session(Command):
 
         The store is opened by content, not by path, so the scores would still come from the run's data.
         """
-        named = [override for override in overrides if key_of(override) in ("domain.path", "domain.bed")]
+        sources = [f"domain.{name}" for name in PLACES["domain"]]
+        named = [override for override in overrides if key_of(override) in sources]
         if not named:
             return
         if other := changes(self.config["content"], self.domain.content()):
             raise UserError(
-                f"{' '.join(named)}: not the data of {self.config['run']} ({', '.join(other)} differ), which this task "
-                "uses: leave out this setting"
+                f"{' '.join(named)}: not the data of {self.config['run']} (different {', '.join(other)}), which this "
+                "task uses: leave out this setting"
             )
 
     def store(self) -> Store:

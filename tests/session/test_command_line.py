@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 from command_support import run_command  # noqa: F401
 from conftest import DATA, REPOSITORY
 from report_support import make_run
@@ -208,10 +209,32 @@ def test_a_run_is_scored_only_on_its_own_data(run):
     before = (folder / "nll" / "test.npz").read_bytes()
     status, _, err = run(*again, "domain.path=other")
     assert status == 2
-    assert err.startswith(f"error: domain.path=other: not the data of {folder} (files differ)")
+    assert err.startswith(f"error: domain.path=other: not the data of {folder} (different files)")
     assert run(*again, "domain.path=nowhere")[0] == 2
     assert "++domain.path=other: not the data of" in run(*again, "++domain.path=other")[2]
     assert (folder / "nll" / "test.npz").read_bytes() == before
+
+
+def test_a_run_is_scored_only_with_its_own_tokenizer(run):
+    Path("mine").mkdir()
+    for part in ("train", "valid", "test"):
+        Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
+    for size in (260, 270):
+        tokenizer = tokenizers.ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator(["train valid test text " * 9], size, special_tokens=["<|endoftext|>"])
+        tokenizer.save(f"{size}.json")
+    data = ("domain=text", "domain.path=mine", "domain.tokenizer=pretrained", "domain.split=files")
+    small = ("experiment=debug", "trainer.steps=2", "model.width=16", "trainer.accelerator=cpu")
+    status, _, err = run(*small, *data, "domain.tokenizer_path=260.json")
+    assert (status, err) == (0, "")
+    (folder,) = Path("runs/text/pope").glob("*-s0")
+    again = ("task=evaluate", f"run={folder}", "trainer.accelerator=cpu")
+    assert run(*again, "domain.tokenizer_path=260.json")[0] == 0
+    status, _, err = run(*again, "domain.tokenizer_path=270.json")
+    assert status == 2
+    assert err.startswith(
+        f"error: domain.tokenizer_path=270.json: not the data of {folder} (different tokenizer_sha256)"
+    )
 
 
 def test_runs_inside_the_data_folder_are_refused(run, monkeypatch):
