@@ -17,7 +17,7 @@ from ..session.identity import STAGES
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
 
-COMPILED = ", compiled"  # ends the name of a device
+COMPILED = " (compiled)"  # ends the name of a device
 # Settings that may differ between encodings in a fair comparison: MLP size for equal cost, tuned learning rate, and how
 # a pretrained model was converted.
 MLP, RATE = "model.mlp_hidden", "optimizer.learning_rate"

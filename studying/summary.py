@@ -13,7 +13,7 @@ from ..core.errors import UserError
 from ..core.whole_files import write_text
 from ..core.words import plural
 from ..reporting import plots
-from ..reporting.answers import answers
+from ..reporting.answers import LEGEND, answers
 from ..reporting.attention import attention_plot
 from ..reporting.baselines import kept_baselines
 from ..reporting.claims import claim_sentences, claims_table
@@ -163,7 +163,7 @@ def _page(
     drawn: Mapping[str, Plot],
 ) -> str:
     listed = read_list(folder)
-    question = textwrap.fill(listed.get("question", ""), 120)
+    question = textwrap.fill(listed.get("question", ""), 120, break_on_hyphens=False)
     lengths = [_lengths(*each) for each in zip(study.comparisons, measured, strict=True) if each[1]]
     several, many = len(given := answers(found, outcome.reference)) > 1, len(study.comparisons) > 1
     take_offs = {here.name: _take_off(study, here, outcome.reference) for here in study.comparisons}
@@ -181,7 +181,8 @@ def _page(
     results = "\n".join(f"- {as_markdown(line)}" for line in [*clauses, *study.legend().values()])
     rows = outcome.rows if outcome.solved is None else outcome.solved.rows
     figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
-    parts = [f"# {folder.name}", question, results]
+    legend = LEGEND if given and outcome.solved is None else ""
+    parts = [f"# {folder.name}", question, results, legend]
     if outcome.missing:
         missing = {trouble.place for trouble in study.troubles if trouble.why == NO_RECORD}
         lost = "".join(f", all with {each}" for each in unrecorded_values(folder, missing))
@@ -189,7 +190,9 @@ def _page(
     parts.append(table_of(outcome) if len(rows) <= MOST_ROWS else "")
     parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or ""), figure]
     if "would_change" in listed:
-        parts.append(textwrap.fill(f"**What would change the answer.** {listed['would_change']}", 120))
+        parts.append(
+            textwrap.fill(f"**What would change the answer.** {listed['would_change']}", 120, break_on_hyphens=False)
+        )
     if outcome.minutes:
         devices = sorted({device for comparison in study.comparisons for device in comparison.devices})
         parts.append(

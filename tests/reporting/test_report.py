@@ -242,7 +242,7 @@ def test_speeds_of_different_devices_are_not_shown(tmp_path, report):
     manifest["sessions"] = [{"device": "a device", "ranks": 4, "compiled": True}]
     (path / "manifest.json").write_text(json.dumps(manifest))
     text = (report()[0] / "report.md").read_text()
-    assert "on 4 x a device, compiled; a device." in text
+    assert "on 4 x a device (compiled); a device." in text
     assert "different devices, so tokens/s are not shown and peak memory is not comparable" in text
     manifest["sessions"] = [{"device": "a device", "compiled": True}]
     (path / "manifest.json").write_text(json.dumps(manifest))

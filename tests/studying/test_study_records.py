@@ -77,7 +77,8 @@ def test_a_page_has_a_question_an_answer_with_its_interval_and_one_figure(name):
 
 
 def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypatch):
-    (tmp_path / "study.yaml").write_text("question: Why?\nruns: [experiment=debug]\n")
+    question = f"Why? {'x' * 100} is half-way between both."  # a line break after the hyphen would show as a space
+    (tmp_path / "study.yaml").write_text(f"question: {question}\nruns: [experiment=debug]\n")
     for encoding in ("rope", "pope", "path"):
         for seed in (0, 1, 2):
             make_run(tmp_path / "runs", encoding, seed)
@@ -87,6 +88,8 @@ def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypat
         return (tmp_path / "README.md").read_text().partition("<details")
 
     shown, _, details = page()
+    assert "half-way" in shown
+    assert "nats/token, where lower is better" in shown
     assert "| rope |" in shown
     assert "| rope |" not in details
     assert "Shown: the" not in shown
