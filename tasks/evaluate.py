@@ -10,6 +10,7 @@ from ..session.results import print_results
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .given_files import SPLIT
 from .options import EvaluateOptions
 
 
@@ -39,6 +40,8 @@ class Evaluate(Task):
 
 
 def score(session: Session, transformer: Transformer, store: Store, split: str) -> Records:
-    """Score a complete split with a progress bar."""
-    with shown(f"scoring the {split} split", console=session.console) as report:
+    """Score a complete split, or files, with a progress bar."""
+    with shown(
+        "scoring the files" if split == SPLIT else f"scoring the {split} split", console=session.console
+    ) as report:
         return session.evaluation.score(transformer, store, split, on_batch=report)

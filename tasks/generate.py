@@ -21,6 +21,7 @@ from ..reporting.sample_metrics import SAMPLE, TEST, measured, metrics_table, re
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..session.task import Task
+from .given_files import paths_of
 from .options import GenerateOptions
 
 SHOWN = 8  # files of samples that are listed one by one
@@ -41,7 +42,8 @@ class Generate(Task):
     def __init__(self, **options: Any):
         given = GenerateOptions(**options)
         self.samples, self.tokens = given.samples, given.tokens
-        self.prompt, self.seed = given.prompt, given.sampling_seed
+        self.prompt = None if given.prompt is None else paths_of(given.prompt, "prompt", folders=True)[0]
+        self.seed = given.sampling_seed
         self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
     def __call__(self, session: Session) -> None:
@@ -63,7 +65,7 @@ class Generate(Task):
     def _samples(self, session: Session, run: RunDirectory, transformer: Transformer, store: Store) -> None:
         ids = np.array([session.domain.start])
         if self.prompt is not None:
-            ids = session.domain.encode_file(Path(self.prompt).expanduser())
+            ids = session.domain.encode_file(self.prompt)
         prompt = torch.from_numpy(ids.astype(np.int64)).expand(self.samples, -1)
         settings = settled(session.domain, self.settings)
         folder, name = _folder(run), self._name(settings)
@@ -85,8 +87,8 @@ class Generate(Task):
         given = {"samples": self.samples, "tokens": self.tokens, **settings}
         parts = [f"{key}{value}" for key, value in given.items() if value != getattr(GenerateOptions, key)]
         if self.prompt is not None:
-            prompt = Path(self.prompt).expanduser()  # the digest distinguishes files of the same name
-            parts += [prompt.stem, hashlib.sha256(prompt.read_bytes()).hexdigest()[:6]]
+            digest = hashlib.sha256(self.prompt.read_bytes()).hexdigest()  # distinguishes files of the same name
+            parts += [self.prompt.stem, digest[:6]]
         return "-".join([f"seed{self.seed}", *parts])
 
 

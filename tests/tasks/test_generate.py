@@ -75,6 +75,11 @@ def test_the_terminal_shows_the_continuation_of_a_prompt(tmp_path, monkeypatch):
     assert "jihg" not in printed
 
 
+def test_a_prompt_that_does_not_exist_is_refused_before_the_model_is_loaded(tmp_path):
+    with pytest.raises(ValueError, match=r"prompt=.*missing\.txt: the file does not exist"):
+        Generate(prompt=str(tmp_path / "missing.txt"))
+
+
 def test_the_model_sees_no_more_of_a_prompt_than_it_was_trained_with(tmp_path, monkeypatch):
     seen = []
 
