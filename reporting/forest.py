@@ -1,4 +1,4 @@
-"""The forest plot: differences to the reference with their intervals and the margin of equivalence."""
+"""The forest plot: differences from the reference with their intervals and the margin of equivalence."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from .tables import Row
 
 MANY = 8  # more rows are drawn closer together
 CAPTION = (
-    "Dot: difference to the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
+    "Dot: difference from the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
     "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
     "two encodings count as equal. Arrows: values outside the axis, with their intervals."
 )
@@ -56,7 +56,7 @@ def _order(score: Score, places: Sequence[tuple[str, str]]) -> tuple[int, float]
 def forest_plot(
     found: Sequence[Score], stem: Path, title: str, percent: bool = False, most: int | None = None
 ) -> Plot | None:
-    """Differences to the reference; None where nothing is compared.
+    """Differences from the reference; None where nothing is compared.
 
     Args:
         percent: as in `forest_rows`.
@@ -77,7 +77,7 @@ def forest_plot(
     draw_forest(axes, rows, names, edge)
     unit = "% of its nats/token" if percent else "nats/token"
     to = rows[0]["against"] if len(references) == 1 else "the reference"
-    axes.set_xlabel(wrapped(f"difference to {to}, {unit} (lower is better)", 70))
+    axes.set_xlabel(wrapped(f"difference from {to}, {unit} (lower is better)", 70))
     figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
     shown = "" if len(rows) == len(every) else f" Shown: the {len(rows)} lowest of {len(every)} differences."
     return write_plot(figure, stem, rows, title, CAPTION + shown)

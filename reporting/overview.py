@@ -33,7 +33,7 @@ def write_figure(folder: Path, name: str, svg: str) -> list[Path]:
 
 @styled
 def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contestant) -> str:
-    """A forest plot of differences to the reference, next to the first bars that a model wrote.
+    """A forest plot of differences from the reference, next to the first bars that a model wrote.
 
     Args:
         found: scores of several domains.
@@ -49,7 +49,7 @@ def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contest
     figure = Figure(figsize=(5.6, 5.7), layout="constrained")
     axes = figure.add_subplot()
     draw_forest(axes, rows, [row["model"] for row in rows], edge=max(map(reach, rows)))
-    axes.set_xlabel(f"difference to {rows[0]['against']}, % of its nats/token (lower is better)")
+    axes.set_xlabel(f"difference from {rows[0]['against']}, % of its nats/token (lower is better)")
     lines = legend_of(rows)
     lines[0].set_label("95 % interval")
     figure.legend(handles=lines, loc="outside upper center", ncols=2)
@@ -57,7 +57,7 @@ def overview(found: Sequence[Score], titles: Mapping[str, str], sampled: Contest
     axis = pianoroll.QUARTERS._replace(row=2 * pianoroll.QUARTERS.group)
     roll = pianoroll.as_svg(score, axis, "light", RIGHT, BARS * axis.group)
     halves = (
-        (0, LEFT, "Difference to the reference encoding", svg_of(figure)),
+        (0, LEFT, "Difference from the reference encoding", svg_of(figure)),
         (LEFT + GAP, RIGHT, f"{BARS} bars written by {sampled.label} (seed {seed})", roll),
     )
     width, height, parts = LEFT + GAP + RIGHT, 0.0, []

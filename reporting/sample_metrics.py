@@ -100,7 +100,7 @@ def metrics_table(
         "pieces": ("pieces", "{:,}".format),
         "value": ("mean", "{:.3f}".format),
         "interval": ("95 % interval", interval("{:.3f}".format)),
-        "difference": ("difference to test", with_sign(3)),
+        "difference": ("difference from test", with_sign(3)),
         "difference_interval": ("its 95 % interval", interval(with_sign(3))),
     }
     segment = f"{measures.segment} each" if measures else "equal length"

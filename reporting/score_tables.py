@@ -122,7 +122,7 @@ def _columns(
         "seeds": ("seeds", str),
         **SOLVING,
         "nats_per_token": ("nats/token", "{:.4f}".format),
-        "difference": (f"difference to {_reference_name(found)}", with_sign(4)),
+        "difference": (f"difference from {_reference_name(found)}", with_sign(4)),
         **_against(found),
         **({"difference_percent": ("difference, %", with_sign(2))} if percent else {}),
         "difference_interval": ("95 % interval of the difference", interval(with_sign(4))),

@@ -68,7 +68,7 @@ class Score:
 
     @property
     def compared(self) -> tuple[Contestant, Difference] | None:
-        """The reference and the difference to it; None if there is no difference."""
+        """The reference and the difference from it; None if there is no difference."""
         return None if self.against is None or self.difference is None else (self.against, self.difference)
 
     @property

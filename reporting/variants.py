@@ -108,7 +108,7 @@ def variants_table(
         "auroc": ("AUROC", "{:.3f}".format),
         "over_variants": ("95 % over variants", interval("{:.3f}".format)),
         "over_seeds": ("95 % over seeds", interval("{:.3f}".format)),
-        "difference_auroc": (f"difference to {reference}", with_sign(3)),
+        "difference_auroc": (f"difference from {reference}", with_sign(3)),
         "difference_over_variants": ("its 95 % over variants", interval(with_sign(3))),
         "difference_over_seeds": ("its 95 % over seeds", interval(with_sign(3))),
     }

@@ -71,8 +71,8 @@ LENGTHS = Topic(
     "zoo_jsb_length",
     "loss rises at",
     "Bach chorales in up to 16 times the trained length",
-    "Loss rises at: the shortest context, of a model trained on 128 tokens, in which the loss is 1 % higher than in "
-    "128; of each seed if they differ.",
+    "Loss rises at: the shortest context with a loss 1 % above that at 128 tokens, the trained length; one for each "
+    "seed if they differ.",
 )
 TASK = Topic(
     "indirect_indexing_long",
@@ -238,7 +238,7 @@ def _table(outcomes: Mapping[str, Outcome], topics: Sequence[Topic]) -> Table:
         **{key: (heading, "{:.2f}".format) for key, heading in COSTS.items()},
     }
     notes = [
-        "Nats/token on the test split, difference to RoPE in per cent; lower is better. Bold: significant after "
+        "Nats/token on the test split, difference from RoPE in per cent; lower is better. Bold: significant after "
         "correction for all encodings of the study. FLOPs and tokens/s: of training, relative to RoPE, in the first "
         "study that has them.",
         *(topic.note for topic in topics if topic.note),

@@ -188,7 +188,7 @@ def test_terminal_table_fits_80_columns():
         "domain": ("comparison", str),
         "model": ("model", str),
         "nats": ("nats/token", "{:.4f}".format),
-        "difference": ("difference to rope", "{:+.4f}".format),
+        "difference": ("difference from rope", "{:+.4f}".format),
         "solved": ("solved", str),
         "p": ("Holm p", p_value),
         "verdict": ("verdict", str),

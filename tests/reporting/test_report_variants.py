@@ -69,7 +69,7 @@ def test_report_compares_models_on_the_same_variants(tmp_path, report):
     folder, _ = report()
     text = (folder / "tables" / "jsb-brca1-w96.md").read_text()
     assert "| all variants | Evo 2 1B (published) | 60 | 20 |  | 0.729 |" in text
-    assert "difference to rope" in text
+    assert "difference from rope" in text
     text = (folder / "tables" / "jsb-other-w96.md").read_text()
     assert "Left out because they scored other variants: rope." in text
 
@@ -82,4 +82,4 @@ def test_variants_have_the_reference_of_the_scores(tmp_path, report):
         replace(here, nats=factor * here.nats).save(run.records("valid"))
         save_items(run, "brca1-w96", items(5, source=BRCA1))
     folder, _ = report()
-    assert "difference to rope, randomise=0" in (folder / "tables" / "jsb-brca1-w96.md").read_text()
+    assert "difference from rope, randomise=0" in (folder / "tables" / "jsb-brca1-w96.md").read_text()

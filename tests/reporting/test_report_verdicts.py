@@ -299,7 +299,7 @@ def test_learning_rates_are_chosen_on_validation(tmp_path, report):
     }
     (row,) = differences(folder)
     assert (row["model"], row["against"]) == ("pope, learning_rate=0.001", "rope, learning_rate=0.002")
-    assert "difference to rope, learning_rate=0.002" in (folder / "report.md").read_text()
+    assert "difference from rope, learning_rate=0.002" in (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
