@@ -89,9 +89,9 @@ class GenomeOptions(Options):
         chunk: bases per document; null for whole sequences, which must fit in memory.
         n_runs: keep runs of N (as in the PoPE paper); split sequences at them and remove N; or drop documents of only
             N.
-        split: chromosome, by `train`, `valid` and `test`; bed, by a BED file whose 4th column names the split; header,
-            by `split=train` etc. in FASTA headers. Sequences without a split are skipped, except that every header
-            must have one.
+        split: chromosome, by `train`, `valid` and `test`; bed, by a BED file whose 4th column names the split; or
+            header, by `split=train` etc. in FASTA headers, which every header must have. With chromosome and bed,
+            sequences without a split are skipped.
         train: names of records; null for all that are not in other splits. If no record is named, or the source has
             only one record and the names are the default, records are cut into windows for the splits.
         valid, test: names of records.

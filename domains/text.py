@@ -30,7 +30,7 @@ BATCH = 1 << 21  # bytes of text tokenized at once: enough for all cores, but wi
 
 
 class Text(Corpus):
-    """Documents of text. Each begins with end of text, which is only context, and ends with it, which is a target.
+    """Documents of text. Each begins with an end-of-text token, which is context only, and ends with one, a target.
 
     So a model learns where documents end, and the nats of a document include its end. White space, line ends and all
     other bytes are preserved.

@@ -164,8 +164,7 @@ class ExtrapolateOptions(Options):
         stretches: methods for contexts beyond `data.length`: none, interpolation, ntk, dynamic_ntk, yarn, llama3 or
             longrope change frequencies; lm_infinite and window limit the keys that a query sees to the last
             `data.length`, lm_infinite also to the first ones; power and truncated are for models trained with them.
-            null for all that the encoding supports, except longrope, which needs factors, and the last four. none is
-            always scored for comparison.
+            null for those from none to llama3 that the encoding supports. none is always scored for comparison.
         split: valid, test, or another test split of the domain.
         files: score these files instead of a split, FILE or [FILE,...]: files of the domain's kind (.mid, .fa, .txt),
             or folders of texts, each as one document. The header and licence of Project Gutenberg are left out.
@@ -233,9 +232,9 @@ class TuneOptions(Options):
             raise ValueError(f"rates={list(rates)}: give at least two learning rates, finite and above 0, or null")
         for key, values in (self.grid or {}).items():
             if len(values) < 2:
-                raise ValueError(f"grid: {key} has {len(values)} of at least two values")
+                raise ValueError(f"grid: {key}={values}: give at least two values")
             if key in ("seed", "optimizer.learning_rate"):
-                raise ValueError(f"grid: {key} has an option of its own: use task.seeds or task.rates")
+                raise ValueError(f"grid: {key}: use task.seeds or task.rates instead")
         if seeds is not None and not seeds:
             raise ValueError("seeds=[]: give at least one seed, or null for seed=")
         if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):

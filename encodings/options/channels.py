@@ -33,8 +33,8 @@ class SPEOptions(PositionOptions):
     """Stochastic positional encoding with sinusoids, in expectation.
 
     Attributes:
-        sines: number of cosines K whose sum multiplies each channel. Scores have 2K times as many channels, and once
-            as many more with the gate. The authors' models of music use 5 or 8.
+        sines: number of cosines K whose sum multiplies each channel. Scores have 2K times as many channels, or
+            2K + 1 times with the gate. The authors' models of music use 5 or 8.
         gated: whether a learned share of each channel's product does not depend on the distance.
     """
 

@@ -149,7 +149,7 @@ def test_a_grid_that_is_none_is_refused():
         ({"rates": [0.0, 1e-3]}, "above 0"),
         ({"rates": [float("nan"), 1e-3]}, "finite"),
         ({"rates": [1e-3, float("inf")]}, "finite"),
-        ({"grid": {"model.dropout": [0.1]}}, r"task\.grid: model\.dropout has 1 of at least two values"),
+        ({"grid": {"model.dropout": [0.1]}}, r"task\.grid: model\.dropout=\[0\.1\]: give at least two values"),
         ({"grid": {"optimizer.learning_rate": [0.1, 0.2]}}, r"use task\.seeds or task\.rates"),
         ({"seeds": []}, "one"),
         ({"seeds": [0, -1]}, "0 or more"),
