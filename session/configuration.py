@@ -30,14 +30,14 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
     overrides, choices = hydra.overrides.task, hydra.runtime.choices
     refuse_hidden_choices(overrides)
     plain = resolve(config, choices["encoding"], overrides)
-    plain["names"] = {group: _name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}
+    plain["names"] = {group: name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}
     if "pretrained" in plain:
         plain["names"]["model"] = plain["pretrained"]["name"]
     task = build(plain["task"], "task")
     return task.configured(plain), task
 
 
-def _name_of(group: str, choice: str, target: str) -> str:
+def name_of(group: str, choice: str, target: str) -> str:
     """The name of a group's file, or of its class if the command has replaced the class named in the file."""
     file = CONFIGS / group / f"{choice}.yaml"
     if not file.exists():  # in a folder of --config-dir

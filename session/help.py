@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..core.about import MECHANISMS
 from ..core.errors import UserError
 from ..core.options import REQUIRED, Option, options_of
-from .configuration import trusted_by
+from .configuration import NAMED, name_of, trusted_by
 from .overrides import as_typed, choices_of
 from .settings import GIVEN, Settings, declared, mechanism_of
 from .trust import KINDS, trusting
@@ -45,11 +45,13 @@ def options_text(*, _root_: DictConfig) -> str:
 
 
 def _group(group: str, choice: str | None, block: Mapping) -> str:
-    title = f"{group}={choice}" if choice else group
+    target = block["_target_"]
+    own = choice is not None and group in NAMED and name_of(group, choice, target) != choice
+    title = f"{group}._target_={target}" if own else f"{group}={choice}" if choice else group
     try:
-        by = declared(block["_target_"], group)
+        by = declared(target, group)
     except UserError as error:  # a class that is not trusted or does not exist
-        return f"{title}: {error}"
+        return str(error)
     options = {name: option for name, option in options_of(by).items() if name not in GIVEN.get(group, ())}
     summary = (by.__doc__ or "").strip().partition("\n")[0]
     return _section(f"{group}.", f"{title}: {summary}", block, options)

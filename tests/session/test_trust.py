@@ -111,6 +111,9 @@ def test_the_command_line_refuses_and_trusts(run, tmp_path):
     status, _, err = run("task=check", "encoding._target_=mine.Mine")
     assert (status, err.count("\n")) == (2, 1)
     assert "set trust=mine" in err
+    _, out, _ = run("encoding._target_=mine.Mine", "trust=mine", "--help")
+    assert "encoding._target_=mine.Mine: " in out
+    assert "encoding=pope: " not in out
     place = tmp_path / "conf" / "experiment"
     place.mkdir(parents=True)
     (place / "shared.yaml").write_text("# @package _global_\ntrust: [evil]\nencoding: {_target_: evil.Evil}\n")
