@@ -10,6 +10,7 @@ from .markdown import Open, write
 PAGES = Path(__file__).parent.parent / "docs"
 MARK = "<!-- results -->\n"
 LINK = re.compile(r"\((\w+)/README\.md\)")
+PAGE_OF = re.compile(r"\.\./\.\./studies/(\w+)/README\.md")  # as links in the repository
 PICTURE = re.compile(r"\]\((\w+\.svg)\)")
 
 
@@ -30,7 +31,7 @@ def write_studies(opened: Open) -> None:
     index = (PAGES / "results" / "index.md").read_text(encoding="utf-8")
     if MARK not in index:
         raise ValueError(f"docs/results/index.md: the overview of all studies needs the line {MARK.strip()}")
-    write(opened, "results/index.md", index.replace(MARK, overview()))
+    write(opened, "results/index.md", PAGE_OF.sub(r"\1.md", index).replace(MARK, overview()))
     links = [f"* [{name}]({name}.md)" for name in names]
     write(opened, "results/SUMMARY.md", "\n".join(["* [Overview](index.md)", *links]))
 

@@ -19,7 +19,7 @@ from bearings.documentation import encodings, facts, gallery, graph, pictures
 from bearings.documentation.api import public
 from bearings.documentation.components import target_of, write_components
 from bearings.documentation.markdown import paragraph
-from bearings.documentation.studies import overview, summarised
+from bearings.documentation.studies import PAGE_OF, overview, summarised, write_studies
 from bearings.session.overrides import choices_of
 from bearings.session.settings import GIVEN, OWN, Settings, declared
 from bearings.studying.catalogue import studies
@@ -127,6 +127,24 @@ def test_every_study_with_records_has_a_page_and_a_link():
     assert summarised() == kept
     assert [name for name in kept if f"[{name}]({name}.md)" not in overview()] == []
     assert {*gallery.SHOWN.values()} <= {*kept}
+
+
+def test_links_to_studies_work_in_the_repository_and_on_the_site():
+    text = (DOCS / "results" / "index.md").read_text(encoding="utf-8")
+    linked = PAGE_OF.findall(text)
+    assert [name for name in linked if not (REPOSITORY / "studies" / name / "README.md").exists()] == []
+    defined = {*re.findall(r"^\[(\w+)\]: ", text, re.MULTILINE)}
+    assert defined == {*linked} == {*re.findall(r"\[(\w+)\](?![:(])", text)} - {"toc"}
+    written = {}
+
+    @contextmanager
+    def opened(path, mode):
+        with io.StringIO() if mode == "w" else io.BytesIO() as file:
+            yield file
+            written[path] = file.getvalue()
+
+    write_studies(opened)
+    assert [name for name in linked if f"[{name}]: {name}.md" not in written["results/index.md"]] == []
 
 
 def test_every_page_is_in_the_navigation():
