@@ -90,8 +90,11 @@ def located(target: Any, group: str) -> Any:
     kind = getattr(importlib.import_module(base_module), base)
     fits = inspect.isclass(found) and issubclass(found, kind) and (found is not kind or folder == LIGHTNING)
     at_home = inspect.isclass(found) and (found.__module__ == module or _is_trusted(found.__module__))
-    if not fits or not at_home or inspect.isabstract(found):
+    if not fits or not at_home:
         raise UserError(f"{group}._target_={target}: it is not a class for {group} defined in that module")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise UserError(f"{group}._target_={target}: it does not define {missing}, which a {group} needs")
     return found
 
 

@@ -74,6 +74,8 @@ def test_a_package_is_trusted_where_the_user_says_so_and_nowhere_else():
             located("mine.function", "encoding")
         with pytest.raises(UserError, match="it is not a class for domain"):
             located("mine.Mine", "domain")
+        with pytest.raises(UserError, match=r"it does not define build, decode, encode_file, .*, which a domain needs"):
+            located("mine.Half", "domain")
         with pytest.raises(UserError, match="refused"):
             located("mined.Mine", "encoding")
     with pytest.raises(UserError, match=r"encoding\._target_=mine\.Mine: refused, .*set trust=mine"):
