@@ -21,7 +21,7 @@ OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that do not ca
 
 def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     """Useful commands after a run, as lists of arguments, by purpose."""
-    overrides = session.overrides or ()
+    overrides = [each.removeprefix("++") for each in session.overrides or ()]  # as the user wrote them
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
     if session.config["run"] is not None:
         reports.append(as_setting("task.directories", run.path).replace("=", "=[", 1) + "]")

@@ -23,7 +23,7 @@ def commands(folder, overrides, run=None, finished=()):
 
 
 def test_another_encoding_gets_the_same_settings(tmp_path):
-    given = ["encoding.delta_init=zero", "runs=there", "stores=here", "model.layers=2"]
+    given = ["encoding.delta_init=zero", "runs=there", "stores=here", "++model.layers=2"]
     other, report, samples = commands(tmp_path, given)
     assert other == ["encoding=rope", "runs=there", "stores=here", "model.layers=2"]
     assert report == ["task=report", "runs=there"]
