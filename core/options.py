@@ -30,7 +30,14 @@ OUTSIDE = {
     "less_than_equal": "at most",
     "less_than": "below",
 }
-WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "null": "null"}
+WORDS = {
+    "integer": "integer",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "mapping",
+    "null": "null",
+}
 SECTION = re.compile(r"(?:Args|Attributes):\n((?:    .*\n|\n)+)")
 ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", re.MULTILINE)
 
@@ -177,6 +184,8 @@ def _schemas(kind: Any) -> list[Mapping]:
 def _described(schema: Mapping) -> str:
     if "enum" in schema or "const" in schema:
         return " or ".join(map(str, schema.get("enum", [schema.get("const")])))
+    if "anyOf" in schema:
+        return " or ".join(map(_described, schema["anyOf"]))
     if schema.get("type") == "array":
         return f"list of {_described(schema.get('items', {}))}"
     return f"{WORDS.get(schema.get('type', ''), 'anything')} {_bounds(schema)}".rstrip()

@@ -39,9 +39,13 @@ def options_text(*, _root_: DictConfig) -> str:
     choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
     plain: Any = OmegaConf.to_container(_root_)
     with trusting(trusted_by(_root_, overrides)):
-        groups = [_group(group, choices.get(group), plain[group]) for group in KINDS if group in plain]
+        groups = [_group(group, choices.get(group), _resolved(_root_[group])) for group in KINDS if group in plain]
     settings = _section("", "Settings that belong to no group:", plain, options_of(Settings))
     return "\n\n".join([settings, *groups]).replace("$", "$$")
+
+
+def _resolved(block: DictConfig) -> Any:
+    return OmegaConf.to_container(block, resolve=True)
 
 
 def _group(group: str, choice: str | None, block: Mapping) -> str:

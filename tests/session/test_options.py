@@ -199,3 +199,8 @@ def test_help_explains_the_options_of_what_is_chosen(run):
     ):
         assert text in out
     assert max(map(len, out.splitlines())) <= 160
+    _, out, _ = run("encoding=fope", "task=tune", "data.length=64", "--help")
+    assert "encoding.trained_length=64 (integer at least 1; default 512)\n" in out
+    assert "task.grid=null (mapping or null)\n" in out
+    _, out, _ = run("encoding=pattern", "--help")
+    assert 'encoding.layers=["rope", "nope"] (list of text or mapping)\n' in out
