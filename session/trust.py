@@ -92,9 +92,8 @@ def located(target: Any, group: str) -> Any:
     at_home = inspect.isclass(found) and (found.__module__ == module or _is_trusted(found.__module__))
     if not fits or not at_home:
         raise UserError(f"{group}._target_={target}: it is not a class for {group} defined in that module")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise UserError(f"{group}._target_={target}: it does not define {missing}, which a {group} needs")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise UserError(f"{group}._target_={target}: it does not define {', '.join(missing)}, which the {group} needs")
     return found
 
 

@@ -74,7 +74,7 @@ def test_a_package_is_trusted_where_the_user_says_so_and_nowhere_else():
             located("mine.function", "encoding")
         with pytest.raises(UserError, match="it is not a class for domain"):
             located("mine.Mine", "domain")
-        with pytest.raises(UserError, match=r"it does not define build, decode, encode_file, .*, which a domain needs"):
+        with pytest.raises(UserError, match=r"it does not define build, decode, .*, which the domain needs"):
             located("mine.Half", "domain")
         with pytest.raises(UserError, match="refused"):
             located("mined.Mine", "encoding")
