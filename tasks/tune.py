@@ -1,6 +1,7 @@
 """task=tune: compare learning rates, and other settings, on the validation split."""
 
 import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ..core.checked_files import read_csv
+from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import DivergedError, UserError, nearest_key
 from ..core.options import checked, options_of
 from ..domains.records import Records
@@ -100,7 +101,7 @@ class Tune(Task):
         With `match`, the size of the MLP varies with the point, so the name has the kind of cost instead.
 
         Raises:
-            UserError: the settings of a point are invalid, several devices are used, or the table is of another kind.
+            UserError: a point has invalid settings, devices are several, or the table is damaged or of another kind.
         """
         if session.settings.ranks > 1:
             raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
@@ -213,5 +214,18 @@ def _ordered(text: str) -> tuple[float, str]:
 
 
 def _read(path: Path) -> list[Row]:
-    rows = read_csv(path) if path.exists() else []
-    return [{**row, "valid_nll": float(row["valid_nll"])} for row in rows]
+    """The rows of the table at `path`; none if there is none. Raises UserError if it is damaged."""
+    if not path.exists():
+        return []
+    try:
+        rows: list[Row] = [{**row, "valid_nll": float(row["valid_nll"])} for row in read_csv(path, ("valid_nll",))]
+        for row in rows:
+            if math.isnan(row["valid_nll"]):  # infinity: training diverged
+                raise ValueError("valid_nll: nan is not a score")
+            if RATE in row:
+                figure(row[RATE])
+        return rows
+    except DAMAGE as error:
+        raise UserError(
+            f"{path}: not a table of a search ({why(error)}): restore it, or delete it and rerun the same command"
+        ) from error

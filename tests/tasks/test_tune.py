@@ -1,6 +1,7 @@
 """task=tune: the grid is trained, the best on validation is named, and the test split stays unseen."""
 
 import csv
+import re
 import weakref
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import build
 from bearings.session.session import Session
 from bearings.tasks import train
-from bearings.tasks.tune import Tune
+from bearings.tasks.tune import RATE, Tune
 
 
 @pytest.fixture(name="tune")
@@ -141,6 +142,29 @@ def test_a_table_of_another_kind_is_refused_before_training(tmp_path, tune):
         tune(rates=[1e-3, 1e-2])
     _, printed = tune(rates=[1e-3], grid={"model.dropout": [0.0, 0.1]}, out=str(tmp_path / "other"))
     assert "edge of the grid" not in printed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("valid_nll", "score", "the column valid_nll is missing"),
+        ("4.5,", "nan,", "nan is not a score"),
+        ("4.5,", "four,", "could not convert string to float: 'four'"),
+        ("0.01,", "high,", "could not convert string to float: 'high'"),
+        ("\n", ",\n", "not a list of distinct names"),
+        ("True", "True,", "is cut"),
+    ],
+)
+def test_a_damaged_table_is_one_line_before_training(tmp_path, before, after, said):
+    session = Session.of(configured(tmp_path))
+    task = Tune(rates=[1e-3, 1e-2], out=str(tmp_path / "tuning"))
+    file = task.check(session)
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{RATE},valid_nll,seeds,each_seed,chosen\n0.01,4.5,1,0,True\n".replace(before, after))
+    with pytest.raises(UserError, match=re.escape(f"{file}: not a table of a search (")) as refused:
+        task(session)
+    assert said in str(refused.value)
+    assert "delete it and rerun the same command" in str(refused.value)
 
 
 def test_a_grid_that_is_none_is_refused():
