@@ -8,11 +8,13 @@ import numpy as np
 import scipy
 
 from .intervals import (
-    CONFIDENCE,
+    ROUNDING,
+    TAIL,
     Bootstrap,
     Spread,
     effective,
     seed_interval,
+    t_quantile,
 )
 
 FEWEST_SEEDS = 3
@@ -164,12 +166,23 @@ def _seed_tests(scores: np.ndarray, references: np.ndarray) -> dict:
         return dict.fromkeys(names)
     paired = scores - references
     error = float(np.sqrt(paired.var(ddof=1) / len(paired)))
-    welch, welch_p = None, None
-    if scores.std() or references.std():
-        found = scipy.stats.ttest_ind(scores, references, equal_var=False)
-        welch, welch_p = _floats(found.confidence_interval(CONFIDENCE)), float(found.pvalue)
     t_p = _two_sided(float(paired.mean()), error, len(paired) - 1)
-    return dict(zip(names, (t_p, welch, welch_p, *sign_flip(paired)), strict=True))
+    return dict(zip(names, (t_p, *_welch(scores, references), *sign_flip(paired)), strict=True))
+
+
+def _welch(scores: np.ndarray, references: np.ndarray) -> tuple[Interval | None, float | None]:
+    """Interval and two-sided p of Welch's t-test; None if neither sample varies by more than rounding.
+
+    SciPy's function warns of rounding if one of them does not vary.
+    """
+    value, seeds = float(scores.mean() - references.mean()), len(scores)
+    parts = np.array([scores.var(ddof=1), references.var(ddof=1)]) / seeds
+    error = float(np.sqrt(parts.sum()))
+    if error <= ROUNDING * np.abs([scores, references]).max():
+        return None, None
+    freedom = parts.sum() ** 2 / ((parts**2).sum() / (seeds - 1))
+    reach = t_quantile(TAIL, freedom) * error
+    return _floats((value - reach, value + reach)), _two_sided(value, error, freedom)
 
 
 def sign_flip(values: np.ndarray) -> tuple[float, float]:

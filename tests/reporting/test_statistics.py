@@ -205,6 +205,22 @@ def test_t_tests_match_scipy():
     assert found.welch == pytest.approx(tuple(theirs.confidence_interval(0.95)))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("spread", [0.0, 0.01])
+def test_rounding_of_equal_seeds_is_no_spread(spread):
+    """As of a pretrained model that is scored as it is: 0.1 three times has a standard deviation of 1e-17."""
+    sizes = np.full(20, 1000.0)
+    other = np.tile(np.random.default_rng(0).normal(0.1, 0.01, 20) * sizes, (3, 1))
+    one = other + sizes * (0.001 + spread * np.arange(3)[:, None])
+    assert (other.sum(1) / sizes.sum()).std() > 0
+    found = difference(one, other, sizes, 0.01)
+    if not spread:
+        assert (found.welch, found.welch_p) == (None, None)
+    else:
+        assert found.welch == pytest.approx(found.seeds)
+        assert found.welch_p == pytest.approx(found.t_p)
+
+
 def test_without_cluster_variance_the_joint_tests_match_scipy():
     each, sizes, margin = np.array([0.004, 0.001, -0.002, 0.003, 0.0]), np.full(12, 100.0), 0.006
     found = difference(4 * sizes + each[:, None] * sizes, np.tile(4 * sizes, (5, 1)), sizes, margin)
