@@ -252,10 +252,7 @@ class Encoding(PositionModule):
             ValueError: the requested implementation does not support this pass, or it has too many positions.
         """
         if self.longest is not None and length + (cached or 0) > self.longest:
-            raise ValueError(
-                f"length={self.longest}: {type(self).__name__} has no positions for a context of "
-                f"{length + (cached or 0)} tokens: use a larger length, or shorter contexts"
-            )
+            raise ValueError(self.too_long(length + (cached or 0)))
         limited = documents or (self.window is not None and (cached or 0) + length > self.window)
         if cached is not None:
             name = "triton" if self.implementation in LIBRARIES else self.implementation
@@ -264,6 +261,13 @@ class Encoding(PositionModule):
         if self.implementation not in LIBRARIES:
             return plan
         return replace(plan, decoding=f"triton, because {LIBRARIES[self.implementation]} needs whole sequences")
+
+    def too_long(self, context: int) -> str:
+        """The message about a context of so many tokens, more than `longest`."""
+        return (
+            f"length={self.longest}: {type(self).__name__} has no positions for a context of {context} tokens: use a "
+            "larger length, or shorter contexts"
+        )
 
     def attention_flops(self, length: int) -> float:
         """Floating-point operations of this layer's attention in the forward pass of one sequence of `length` tokens.

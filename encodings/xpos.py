@@ -57,6 +57,7 @@ class XPos(Rotary):
         given = XPosOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given, given.base)
         self.scale_base = given.scale_base
+        self.longest = self._longest(torch.bfloat16)  # in float32, the limit is the same or higher
 
     def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
         return super().encode_query(self._scaled(q, positions, middle(positions)), positions)
@@ -78,15 +79,17 @@ class XPos(Rotary):
         positions = context.positions
         if state is not None:
             positions = torch.arange(state.length - k.shape[1], state.length, device=k.device)
-        longest = self._longest(compute_dtype(q))
-        if k.shape[1] > longest:
-            raise ValueError(
-                f"length={k.shape[1]}: the factors of xPos overflow {compute_dtype(q)} beyond {longest} tokens with "
-                f"scale_base={self.scale_base}: use shorter rows or a larger scale_base"
-            )
+        if k.shape[1] > self._longest(compute_dtype(q)):
+            raise ValueError(self.too_long(k.shape[1]))
         centre = middle(positions)
         q, k = self._scaled(q, context.positions, centre), self._scaled(k, centre, positions)
         return self.attend(q, k, v, context)
+
+    def too_long(self, context: int) -> str:
+        return (
+            f"scale_base={self.scale_base:g}: the factors of xPos overflow beyond {self.longest:,} tokens, and the "
+            f"context has {context:,}: use a larger scale_base, or shorter contexts"
+        )
 
     def _longest(self, dtype: torch.dtype) -> int:
         """Number of positions whose factors `dtype` can hold."""

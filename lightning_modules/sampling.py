@@ -44,7 +44,8 @@ def sample(
     if model.longest is not None and prompt.shape[1] + tokens > model.longest:
         raise ValueError(
             f"tokens={tokens}: with a prompt of {plural(prompt.shape[1], 'token')}, it must be at most "
-            f"{model.longest - prompt.shape[1]:,}, because encoding.length={model.longest:,} limits both together"
+            f"{model.longest - prompt.shape[1]:,}, because the encoding's longest context, {model.longest:,} tokens, "
+            "includes both"
         )
     device = prompt.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -79,8 +80,8 @@ def visible(model: Transformer, prompt: Tensor, tokens: int, length: int, period
     most = length if model.longest is None else min(length, model.longest - tokens)
     if most < 1:
         raise ValueError(
-            f"tokens={tokens}: it must be below encoding.length={model.longest:,}, which includes at least one token "
-            "before the sample"
+            f"tokens={tokens}: it must be below the encoding's longest context, {model.longest:,} tokens, which "
+            "includes at least one before the sample"
         )
     return prompt[:, last_begin(prompt.shape[1], most, period) :]
 

@@ -90,7 +90,8 @@ class Extrapolate(Task):
         contexts = self.contexts or contexts_to_try(store, split, trained)
         if longest := transformer.longest:
             if left_out := [f"{context:,}" for context in contexts if context > longest]:
-                session.console.print(f"left out contexts beyond encoding.length={longest:,}: {', '.join(left_out)}")
+                beyond = f"the encoding's longest, {longest:,} tokens"
+                session.console.print(f"left out contexts beyond {beyond}: {', '.join(left_out)}", soft_wrap=True)
             contexts = [context for context in contexts if context <= longest]
         asked = self._asked(forms, contexts, trained)
         with _locked(file):

@@ -134,7 +134,7 @@ def draw_samples(
     if seen.shape[1] < prompt.shape[1]:
         limit = f"data.length={session.data.length:,}"
         if model.longest is not None and model.longest - tokens < session.data.length:
-            limit = f"encoding.length={model.longest:,}, which includes the sample"
+            limit = f"the encoding's longest context, {model.longest:,} tokens, which includes the sample"
         part = f"the model sees the last {seen.shape[1]:,} of the prompt's {prompt.shape[1]:,} tokens"
         session.console.print(f"{part}, because of {limit}", soft_wrap=True)
     with shown("sampling", tokens, console=session.console) as report:

@@ -52,8 +52,8 @@ class Variants(Task):
         tokens = -(-window // domain.bases_per_token)
         if transformer.longest is not None and tokens > transformer.longest:
             raise UserError(
-                f"task.window={window}: it needs {tokens:,} tokens, and encoding.length={transformer.longest:,} limits "
-                "the context: give a smaller window"
+                f"task.window={window}: it needs {tokens:,} tokens, and the encoding's longest context has "
+                f"{transformer.longest:,}: give a smaller window"
             )
         files = self.genome or domain.reference_files(Path(session.config["stores"]))
         with shown("reading the genome", bar=False, console=session.console):

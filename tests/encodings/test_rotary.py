@@ -142,14 +142,15 @@ def test_xpos_without_rotation_decays_exponentially():
 def test_xpos_factors_stay_finite_up_to_the_limit():
     encoding = XPos(12, 4, 2, 16)
     longest = encoding._longest(torch.float32)
-    assert 65_000 < longest < 67_000
+    assert 65_000 < encoding.longest <= longest < 67_000
     ends = torch.tensor([0, longest - 1])
     ones = torch.full((1, 2, 4, 16), 1000.0)
     for encoded in (encoding.encode_query(ones, ends), encoding.encode_key(ones, ends)):
         assert encoded.isfinite().all()
     short = XPos(12, 4, 2, 16, scale_base=1.0)
     q = torch.zeros(1, 200, 4, 16)
-    with pytest.raises(ValueError, match=r"length=200: .*overflow torch.float32 beyond \d+ tokens with scale_base=1.0"):
+    message = r"scale_base=1: the factors of xPos overflow beyond 128 tokens, and the context has 200: use a larger"
+    with pytest.raises(ValueError, match=message):
         attend(short, (q[:, :, 0], q, q[:, :, :2], q[:, :, :2]))
 
 

@@ -236,13 +236,19 @@ def test_files_are_scored_as_one_document_each(tmp_path):
     assert len([*(run.path / "extrapolation").glob("a-??????.csv")]) == 2
 
 
-def test_contexts_beyond_a_learned_table_are_left_out(tmp_path):
-    given = ["encoding=absolute_learned", "encoding.length=200", "trainer.steps=2", "task.tokens=250"]
-    run, _ = go(configured(tmp_path, *given))
-    _, printed = extrapolated(run, tmp_path, "contexts: [8, 200, 201]", "stretches: [none]")
-    assert "left out contexts beyond encoding.length=200: 201" in printed
+@pytest.mark.parametrize(
+    ("encoding", "limit", "longest"),
+    [("absolute_learned", "encoding.length=200", 200), ("xpos", "encoding.scale_base=1.5", 193)],
+)
+def test_contexts_beyond_a_learned_table_or_the_range_of_floats_are_left_out(tmp_path, encoding, limit, longest):
+    given = [f"encoding={encoding}", limit, "trainer.steps=2"]
+    run, _ = go(configured(tmp_path, *given, "task.tokens=250"))
+    _, printed = extrapolated(run, tmp_path, f"contexts: [8, {longest}, 201]", "stretches: [none]")
+    assert f"left out contexts beyond the encoding's longest, {longest} tokens: 201" in printed
     trained = run.config["data"]["length"]
-    assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained, 200}
+    assert {row["context"] for row in read_lengths(run.extrapolation("test"))} == {8, trained, longest}
+    with pytest.raises(UserError, match=rf"^{limit}: .*(201|context of 201 tokens)"):
+        Session.of(configured(tmp_path, *given, "data.length=201"))
 
 
 def test_each_layer_of_a_pattern_is_stretched_as_it_supports():
