@@ -1,5 +1,6 @@
 """Reads documents from .txt, .tokens, .jsonl, .csv and .tsv, also compressed as .gz or .zst, and from .parquet."""
 
+import codecs
 import csv
 import gzip
 import hashlib
@@ -164,6 +165,11 @@ def compared(document: Document, path: Path, cut: str) -> bytes:
     return raw.rstrip() + ENDS[cut] if cut in ENDS and is_plain(path) else raw
 
 
+def without_mark(raw: bytes) -> bytes:
+    """The bytes of a file without the byte order mark with which some programs begin a text."""
+    return raw.removeprefix(codecs.BOM_UTF8)
+
+
 def decoded(raw: bytes, path: Path, line: int) -> str:
     """Decode `raw`, which begins at `line` of `path`. Raises UserError if it is not UTF-8."""
     try:
@@ -199,7 +205,10 @@ def _unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
 
 
 def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes, int]]:
-    """Number, bytes including the line end, and position in the file on disk of each line. Only "\\n" ends a line."""
+    """Number, bytes including the line end, and position in the file on disk of each line. Only "\\n" ends a line.
+
+    A byte order mark is left out.
+    """
     number = 0
     try:
         with open(path, "rb") as raw, _unpacked(raw, path) as file:
@@ -207,7 +216,7 @@ def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes, int]]:
                 number += 1
                 if len(line) > limit:
                     raise UserError(f"{path} line {number} is longer than {limit:,} bytes: split it")
-                yield number, line, raw.tell()
+                yield number, without_mark(line) if number == 1 else line, raw.tell()
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = one_line(error)
         raise DamagedFileError(f"{path} cannot be read after line {number} ({reason}): download it again") from error
@@ -250,14 +259,9 @@ def _starts(cut: str, previous: bytes, line: bytes, following: bytes) -> bool:
     return cut == "paragraph" or (HEADING.fullmatch(line) is not None and not following.strip())
 
 
-def _table_lines(path: Path) -> Iterator[tuple[int, str, int]]:
-    """`_lines` of a table as text, without the byte order mark with which some programs begin a file."""
-    for number, line, at in _lines(path, RECORD):
-        yield number, decoded(line, path, number).removeprefix("\ufeff" if number == 1 else ""), at
-
-
 def _jsonl(name: str, path: Path, fields: Fields) -> Iterator[Document]:
-    for number, line, at in _table_lines(path):
+    for number, raw, at in _lines(path, RECORD):
+        line = decoded(raw, path, number)
         if not line.strip():
             continue
         place = f"{path} line {number}"
@@ -278,9 +282,9 @@ def _delimited(name: str, path: Path, fields: Fields) -> Iterator[Document]:
 
     def lines() -> Iterator[str]:
         nonlocal done
-        for _, line, at in _table_lines(path):
+        for number, line, at in _lines(path, RECORD):
             done = at
-            yield line
+            yield decoded(line, path, number)
 
     before = csv.field_size_limit(RECORD)
     quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}

@@ -138,7 +138,7 @@ class Text(Corpus):
             raise UserError(f"{path} is not a regular file: give a .txt file")
         try:
             with open(path, "rb") as file:
-                raw = file.read(documents.RECORD + 1)
+                raw = documents.without_mark(file.read(documents.RECORD + 1))
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}): give a .txt file") from error
         if not raw:

@@ -88,10 +88,18 @@ def test_long_line(tmp_path):
     assert store.unit_counts("train") == {"byte": 10_000_000}
 
 
-@pytest.mark.parametrize(("name", "table"), [("a.csv", 'text\n"a"\n'), ("a.jsonl", '{"text": "a"}\n')])
-def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, name, table):
-    (tmp_path / name).write_text("\ufeff" + table, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", 'text\n"a"\n'), ("a.jsonl", '{"text": "a"}\n'), ("a.txt", "a")]
+)
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name, content):
+    (tmp_path / name).write_text("\ufeff" + content, encoding="utf-8")
     assert [text for _, text in read(tmp_path / name)] == ["a"]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text_to_score(tmp_path):
+    (tmp_path / "a.txt").write_text("\ufeffa", encoding="utf-8")
+    domain = Text(tokenizer="bytes")
+    assert domain.encode_file(tmp_path / "a.txt").tolist() == domain.encode_text("a").tolist()
 
 
 BAD = {
