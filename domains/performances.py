@@ -228,7 +228,9 @@ def _inside(name: str) -> bool:
 def fingerprint(path: Path) -> str:
     """sha256 of an archive, or of names and contents of the metadata and MIDI files in a folder."""
     if not path.exists():
-        raise UserError(f"{path} is missing: give MAESTRO's zip, its unpacked folder, a tar of it, or MIDI files")
+        raise UserError(
+            f"domain.path={path} does not exist: give MAESTRO's zip, its unpacked folder, a tar of it, or MIDI files"
+        )
     if path.is_file():
         return digest_of(path)
     digest = hashlib.sha256()

@@ -277,7 +277,7 @@ def test_copies_of_a_file_are_in_one_split(tmp_path):
 
 def test_invalid_releases_raise(source, tmp_path):
     root = tmp_path / "stores"
-    assert "is missing: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
+    assert "does not exist: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
     table = source / "maestro-v3.0.0.csv"
     assert refusal(table, root) == f"{table} cannot be read (neither a zip nor a tar): download it again"
     (tmp_path / "bare").mkdir()
