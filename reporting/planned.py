@@ -118,7 +118,7 @@ def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
 def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:
     """Settings that the study in `folder` lists with values of which no run has a record, and these values.
 
-    Encodings, their options and seeds are left out, because tables show them.
+    Options of encodings and seeds are left out, because tables show them.
 
     Args:
         missing: the lines of `absent`.
@@ -127,7 +127,7 @@ def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:
     for given, chosen in listed(folder):
         line = [*given, *(chosen or ())]
         for key, value in _asked(line).items():
-            if "." in key and not key.startswith("encoding."):
+            if key == "encoding" or ("." in key and not key.startswith("encoding.")):
                 values = recorded.setdefault(key, {})
                 values[short(value)] = values.get(short(value), False) or " ".join(line) not in missing
     lost = {key: [value for value, there in values.items() if not there] for key, values in recorded.items()}

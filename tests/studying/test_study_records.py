@@ -198,7 +198,18 @@ def test_a_study_whose_records_cannot_be_read_has_a_summary_and_no_rows(tmp_path
     (path / "nll" / "test.npz").write_bytes(b"cut")
     assert summary.write_summary(tmp_path) == read_outcome(tmp_path)
     assert read_outcome(tmp_path).rows == []
-    assert "Listed runs without a record: 1." in (tmp_path / "README.md").read_text()
+    missing = "Listed runs without a record: 1, among them all with encoding=rope.\n"
+    assert missing in (tmp_path / "README.md").read_text()
+
+
+def test_a_page_names_encodings_and_values_of_which_no_run_has_a_record(tmp_path):
+    lines = "experiment=debug seed=0,1 encoding=rope,pope", "model.mlp=gelu seed=0 encoding=rope,nope"
+    (tmp_path / "study.yaml").write_text("runs:" + "".join(f"\n  - {line}" for line in lines))
+    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
+        make_run(tmp_path / "runs", encoding, seed)
+    summary.write_summary(tmp_path)
+    missing = "Listed runs without a record: 3, among them all with encoding=nope, all with model.mlp=gelu.\n"
+    assert missing in (tmp_path / "README.md").read_text()
 
 
 def test_a_study_s_page_has_the_baselines_that_a_run_has_kept_lowest_first(tmp_path):
