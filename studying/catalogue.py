@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..core.errors import UserError
+from ..core.errors import UserError, suggestions
 from ..core.whole_files import write_text
 from ..reporting.study_list import LIST
 
@@ -27,7 +27,7 @@ def folder_of(study: str, dry: bool = False) -> Path:
     if study not in studies():
         folder = Path(study).expanduser()
         if not (folder / LIST).exists():
-            raise UserError(f"study={study}: {folder / LIST} does not exist; known studies: {', '.join(studies())}")
+            raise UserError(f"study={study}: {folder / LIST} does not exist; {suggestions(study, studies())}")
         return folder
     here, there = Path("studies") / study, STUDIES / study
     if (here / LIST).exists():

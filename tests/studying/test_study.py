@@ -177,7 +177,7 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
         (["study=study", "task.limit=0"], "^task.limit=0.0: it must be above 0, or null for none"),
         (
             ["study=nowhere"],
-            "^study=nowhere: nowhere/study.yaml does not exist; known studies: conversion, flip_flop, ",
+            "^study=nowhere: nowhere/study.yaml does not exist; allowed: conversion, flip_flop, ",
         ),
         ([], "^study=null: give one of conversion, flip_flop, "),
         (["study=all"], "^study=all: set task.report=true"),
