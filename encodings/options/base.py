@@ -91,9 +91,9 @@ class ScalingOptions(PositionOptions):
             "scaling_factor": self.scaling in ("interpolation", "ntk", "yarn", "llama3"),
             "scaling_length": self.scaling in ("yarn", "llama3", "truncated"),
         }
+        if lacking := [name for name, taken in takes.items() if taken and getattr(self, name) is None]:
+            raise ValueError(f"scaling={self.scaling}: give {' and '.join(lacking)}")
         for name, taken in takes.items():
             value = getattr(self, name)
-            if taken and value is None:
-                raise ValueError(f"{name}=null: scaling={self.scaling} needs a number")
             if not taken and value is not None:
                 raise ValueError(f"{name}={value}: scaling={self.scaling} does not use it; use null")

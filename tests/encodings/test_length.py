@@ -104,7 +104,7 @@ def test_scaling_is_a_stretch_that_stays(name, form, factor, length):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scaling": "yarn", "scaling_factor": 2.0}, "scaling_length=null: scaling=yarn needs a number"),
+        ({"scaling": "yarn", "scaling_factor": 2.0}, "scaling=yarn: give scaling_length"),
         ({"scaling": "power", "scaling_factor": 2.0}, r"scaling_factor=2\.0: scaling=power does not use it"),
         ({"scaling_length": 8}, "scaling_length=8: scaling=none does not use it"),
         ({"clock": "medium", "spacing": 2.0}, "clock=medium: randomise, random_steps and spacing change indices"),
