@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -50,7 +51,9 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         if name.startswith("submitit"):
             return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
-        return f"{group}={name}: {suggestions(name, sorted(error.options))}"
+        elsewhere = [folder.name for folder in sorted(CONFIGS.iterdir()) if name in choices_of(folder.name)]
+        meant = f"did you mean {elsewhere[0]}={name}? " if elsewhere else ""
+        return f"{group}={name}: {meant}{suggestions('' if meant else name, sorted(error.options))}"
     if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
         choices, keys = _without(key, sys.argv[1:] if given is None else given)
@@ -70,6 +73,8 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         key, _, values = found[1].partition("=")
         as_list = "" if choices_of(key) else f"; for a list, write {key}=[{values}]"
         return f"{found[1]}: for a sweep over these values, add -m{as_list}"
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+        return f"{mark.name} line {mark.line + 1} is not YAML ({error.problem}): correct the file"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None

@@ -53,10 +53,8 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
     parser = get_args_parser()
     parser.allow_abbrev = False  # or --experiment would be Hydra's --experimental-rerun
 
-    def refuse(message: str) -> NoReturn:
-        raise UserError(
-            f"{message}: write settings as key=value, such as trainer.steps=100 (see python main.py --help)"
-        )
+    def refuse(message: str, example: str = "trainer.steps=100") -> NoReturn:
+        raise UserError(f"{message}: write settings as key=value, such as {example} (see python main.py --help)")
 
     parser.error = refuse
     known, unknown = parser.parse_known_args(arguments)
@@ -65,7 +63,8 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
     if known.experimental_rerun and not Path(known.experimental_rerun).is_file():
         raise UserError(f"--experimental-rerun={known.experimental_rerun}: there is no such file: give a config.pickle")
     if flags := [argument for argument in unknown if argument.startswith("-")]:
-        refuse(f"{flags[0]}: unknown flag")
+        setting = flags[0].lstrip("-")
+        refuse(f"{flags[0]}: unknown flag", *([setting] if "=" in setting else []))
 
 
 def refuse_no_choice(arguments: Sequence[str]) -> None:

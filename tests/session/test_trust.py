@@ -124,6 +124,14 @@ def test_the_command_line_refuses_and_trusts(run, tmp_path):
     assert "trust=['evil']: only the command line may set it" in err
 
 
+def test_a_file_of_a_configuration_that_is_no_yaml_is_named(run, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "own.yaml").write_text("seed: 1\ntrainer: {steps: ???}\n")
+    status, _, err = run("--config-dir", str(tmp_path), "experiment=own", "task=check")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'experiment' / 'own.yaml'} line 2 is not YAML (" in err
+
+
 def test_trust_is_no_part_of_a_run(tmp_path):
     with trusting("mine"):
         dropped = [f"~encoding.{name}" for name, value in defaults_of(NoPEOptions).items() if value is not None]
