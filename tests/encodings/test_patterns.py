@@ -59,6 +59,22 @@ def test_named_patterns(name):
     torch.testing.assert_close(packed[:, 140:], model(tokens[:, 140:]), rtol=0.0, atol=1e-9)
 
 
+@torch.no_grad()
+def test_three_layers_make_four_patterns_one_model():
+    """As docs/how-to/windows.md and the pages of results say of models with three layers."""
+    tokens = torch.randint(11, (1, 300))
+
+    def logits(encoding, length):
+        sizes = {"vocabulary": 11, "width": 8, "layers": 3, "heads": 2}
+        return Transformer(encoding=encoding, **sizes).eval()(tokens[:, :length])
+
+    same = [partial(build, block_of(name), "encoding") for name in NAMED if name != "swan"]
+    for length in (128, 300):
+        found = [logits(encoding, length) for encoding in same]
+        assert all(torch.equal(each, found[0]) for each in found)
+        assert torch.equal(found[0], logits(RoPE, length)) == (length <= 128)
+
+
 @pytest.mark.parametrize("scaling", ["log", "llama4"])
 def test_scores_of_nope_grow_with_the_position(scaling):
     encoding, inputs = make_encoding("nope", length_scaling=scaling, scaling_length=5), make_inputs(23)
