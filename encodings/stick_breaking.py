@@ -16,8 +16,10 @@ class StickBreaking(RowEncoding):
     """Attention without a softmax and without positions: order follows from the process that assigns the weights.
 
     From the nearest earlier key to the farthest, each key takes the share sigmoid(z) of what is left of a stick of
-    length 1. What remains goes to the query's own value, as in the authors' language models (`sb_remainder` in
-    IBM/dolomite-engine), so weights sum to 1. A query does not take a share for its own key.
+    length 1. What remains goes to the query's own value, as in an early version of the authors' language models
+    (`sb_remainder` in IBM/dolomite-engine at dcf8f5c), so weights sum to 1. A query does not take a share for its own
+    key. In their later version (2fb795e), what remains multiplies a learned vector of each head, initially 0, and the
+    result of each head is normalised (GroupNorm). Neither is done here.
 
     Weights are computed as logarithms: the logarithm of 1 - sigmoid(z) is -softplus(z), and the sum of these over the
     nearer keys is exact for shares close to 0 or 1. As weights sum to 1, the softmax of these logarithms returns them.
