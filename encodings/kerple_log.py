@@ -19,9 +19,10 @@ PAPER = Paper(
 class KerpleLog(DistanceBias):
     """KERPLE with the logarithmic kernel, with parameters for each layer and head.
 
-    The authors' code adds the bias to the scaled dot products, which is done here; the paper's formula scales both. The
-    code clamps p and a to at least 0.01. Here they are 0.01 + softplus of the parameter, so that they always get a
-    gradient. Initial values are p ~ 0.01 + U(0, 2) and a ~ 0.01 + U(0, 1).
+    In the authors' code (chijames/KERPLE) all layers share the parameters; in that of DAPE each layer has its own, as
+    here. The authors' code adds the bias to the scaled dot products, which is done here; the paper's formula scales
+    both. The code clamps p and a to at least 0.01. Here they are 0.01 + softplus of the parameter, so that they always
+    get a gradient. Initial values are p ~ 0.01 + U(0, 2) and a ~ 0.01 + U(0, 1).
 
     Args:
         options: fields of `KerpleLogOptions`.
