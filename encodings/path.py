@@ -69,7 +69,8 @@ class PaTH(Encoding):
 
     Per key head, w = normalise(SiLU(convolution(low-rank(x)))) and beta = beta_max sigmoid(linear(x)). Linear weights
     are initialised from N(0, 0.02), so that beta starts near beta_max / 2. The convolution is initialised as in
-    PyTorch, from U(-1/sqrt(width), 1/sqrt(width)).
+    PyTorch, from U(-1/sqrt(width), 1/sqrt(width)); the authors' code (fla-org/flash-linear-attention) draws it from
+    N(0, 0.02). As w is normalised, this makes little difference.
 
     Args:
         options: fields of `PaTHOptions`. In 16 bits `ceiling` limits beta.
