@@ -22,7 +22,8 @@ class RoPEPP(Rotary):
     `encoding.equal` selects which sizes match RoPE. With `cache` (RoPE++_EC), these are the numbers of query, key and
     value heads; there are twice as many attention heads, and the output projection has twice the weights. With `heads`
     (RoPE++_EH), it is the number of attention heads; there are half as many query heads, and at most as many key and
-    value heads.
+    value heads. The authors' code also halves key and value heads that are fewer than that (grouped queries); here they
+    keep their number.
 
     Args:
         options: fields of `RoPEPPOptions`.
@@ -40,7 +41,7 @@ class RoPEPP(Rotary):
         r"\text{score}_{2h} = \text{Re}\, z_h, \quad \text{score}_{2h+1} = \text{Im}\, z_h",
         terms="$q_{t,c}$ and $k_{s,c}$ are channel pairs as complex numbers, $\\theta_c = b^{-2c/D}$; $b$ is "
         "`encoding.base`.",
-        cache="rotated keys, values; with `encoding.equal=heads`, of half as many heads",
+        cache="rotated keys, values; with `encoding.equal=heads`, of at most half as many heads as attention has",
         paper=Paper(
             "Liu et al.",
             2025,

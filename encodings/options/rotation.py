@@ -93,7 +93,8 @@ class RoPEPPOptions(RotaryOptions):
     Attributes:
         base: base of the frequencies; 10000 is common.
         equal: which sizes match RoPE: cache, the number of query, key and value heads, with twice as many attention
-            heads; or heads, the number of attention heads, with half as many query, key and value heads.
+            heads; or heads, the number of attention heads, with half as many query heads and at most as many key and
+            value heads. If there are fewer key heads, the authors' code halves them too; here they stay.
     """
 
     equal: Literal["cache", "heads"] = "cache"

@@ -234,6 +234,8 @@ def test_rope_pp_has_twice_the_attention_heads_or_half_the_others():
     assert (encoding.query_heads, encoding.kv_heads, encoding.heads) == (3, 3, 6)
     encoding = RoPEPP(64, 8, 8, 16, equal="heads")
     assert (encoding.query_heads, encoding.kv_heads, encoding.heads) == (4, 4, 8)
+    encoding = RoPEPP(64, 8, 2, 16, equal="heads")  # as the option says of fewer key heads
+    assert (encoding.query_heads, encoding.kv_heads, encoding.heads) == (4, 2, 8)
     with pytest.raises(ValueError, match="equal=heads: needs an even number of heads, not 3"):
         RoPEPP(64, 3, 1, 16, equal="heads")
 
