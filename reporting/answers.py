@@ -8,7 +8,7 @@ from .naming import parenthesised
 from .scores import FEW_SEEDS, Score
 from .solving import Solving
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import Contestant
+from .study import Comparison, Contestant
 from .tables import p_value, percentages, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
@@ -42,7 +42,10 @@ def answers(found: Sequence[Score], reference: str) -> list[Answer]:
     places: dict[tuple[str, str], list[Score]] = {}
     for score in found:
         places.setdefault((score.comparison.name, score.split), []).append(score)
-    results = [Answer(title_of(scores[0]), _clauses(scores, reference)) for scores in places.values()]
+    results = [
+        Answer(title_of(scores[0]), [*_clauses(scores, reference), *_same_models(scores[0].comparison)])
+        for scores in places.values()
+    ]
     return [result for result in results if result.clauses]
 
 
@@ -78,6 +81,18 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
         kind = (each.verdict, name_of(each, each.against)) if _decided(each) else ("undecided",)
         alike.setdefault(kind, []).append(each)
     return [clause for group in alike.values() for clause in _shared(group)]
+
+
+def _same_models(comparison: Comparison) -> list[str]:
+    """A clause for each model that is compared under several names."""
+    groups: dict[str, list[str]] = {}
+    for copy, original in comparison.copies.items():
+        groups.setdefault(original, []).append(parenthesised(copy))
+    return [
+        f"{_joined(sorted(copies))} {'are' if len(copies) > 1 else 'is'} the same model as {parenthesised(original)} "
+        "with so few layers: their differences are chance"
+        for original, copies in groups.items()
+    ]
 
 
 def _of_few(best_first: Sequence[Score]) -> list[str]:

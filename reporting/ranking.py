@@ -121,9 +121,10 @@ def ranking_of(found: Sequence[Score]) -> Ranking | None:
 
     A data set is the first test split of a comparison with at least three models. Domains with several comparisons are
     left out, because their ranks are not independent, and so are tasks with right answers, in which models share the
-    first rank by solving them.
+    first rank by solving them. A model with several names is ranked once.
     """
     usable = [score for score in found if score.chosen and not score.pooled and score.comparison.solved is None]
+    usable = [score for score in usable if score.contestant.label not in score.comparison.copies]
     comparisons = {score.comparison.slug: score.comparison for score in usable}
     domains = [comparison.domain for comparison in comparisons.values()]
     nats: dict[str, dict[str, float]] = {}

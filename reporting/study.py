@@ -1,5 +1,6 @@
 """Comparisons: groups of finished runs that differ only in encoding and seed."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -285,6 +286,24 @@ class Comparison:
             else:
                 group.append(each)
         return sorted(map(best_of, groups), key=lambda each: (not each.testable, each.validation))
+
+    @cached_property
+    def copies(self) -> Mapping[str, str]:
+        """Models with the layers of another one, and the one with the shortest `encoding.layers`; both by their labels.
+
+        A model uses a list of layers only up to its number of layers, so different lists can make the same model.
+        """
+        alike: dict[str, list[Contestant]] = {}
+        for each in self.chosen:
+            config = each.any_run.config
+            if given := config["encoding"].get("layers"):
+                used = [given[layer % len(given)] for layer in range(config["model"]["layers"])]
+                alike.setdefault(json.dumps([used, config["model"], config.get("match")]), []).append(each)
+        found = {}
+        for group in alike.values():
+            first, *others = sorted(group, key=lambda each: len(each.any_run.config["encoding"]["layers"]))
+            found |= {each.label: first.label for each in others if each.encoding != first.encoding}
+        return found
 
     def reference(self, contestant: Contestant, named: str) -> Contestant | None:
         """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.

@@ -158,7 +158,7 @@ def _named(topic: Topic, outcomes: Mapping[str, Outcome]) -> str:
 
 def _losses(outcome: Outcome) -> str:
     """The encodings whose loss differs from the reference's or is equivalent to it, and those that are not decided."""
-    rows = [row for row in outcome.rows if row.get("difference_percent") is not None]
+    rows = [row for row in outcome.models if row.get("difference_percent") is not None]
     lower, higher = ([row for row in rows if row["verdict"].startswith(word)] for word in ("lower", "higher"))
     undecided = [row for row in rows if row["verdict"] in UNDECIDED]
     parts = [_listed(lower, f"lower than {outcome.reference}") if lower else f"none is lower than {outcome.reference}"]
@@ -193,13 +193,13 @@ def _lengths(outcome: Outcome) -> str:
 
 
 def _solved(outcome: Outcome) -> str:
-    solved = (f"{row['model']} {row['solved']}" for row in outcome.rows)
+    solved = (f"{row['model']} {row['solved']}" for row in outcome.models)
     return f"seeds that solve it: {', '.join(solved)}."
 
 
 def _diagnostics(outcome: Outcome) -> str:
     """How many test sets each encoding solves with every seed, most first, and the reference."""
-    rates = ((row["model"], row["solved"].split(" of ")) for row in outcome.rows)
+    rates = ((row["model"], row["solved"].split(" of ")) for row in outcome.models)
     counts = Counter(model for model, (solved, seeds) in rates if solved == seeds)
     sets = max(Counter(row["model"] for row in outcome.rows).values())
     theirs = counts.pop(outcome.reference, 0)
@@ -213,7 +213,7 @@ def _table(outcomes: Mapping[str, Outcome], topics: Sequence[Topic]) -> Table:
     The encodings that most studies have come first, and of those that equally many have, the best ranked.
     """
     compared = _kept(LOSSES, outcomes)
-    found = {topic.study: {row["model"]: row for row in outcomes[topic.study].rows} for topic in compared}
+    found = {topic.study: {row["model"]: row for row in outcomes[topic.study].models} for topic in compared}
     references = {topic.study: outcomes[topic.study].reference for topic in compared}
     ranking = _ranking(outcomes)
     means = {} if ranking is None else dict(zip(ranking.models, ranking.means.tolist(), strict=True))
@@ -254,7 +254,7 @@ def _table(outcomes: Mapping[str, Outcome], topics: Sequence[Topic]) -> Table:
 def _ranking(outcomes: Mapping[str, Outcome]) -> Ranking | None:
     """The mean ranks over the finished studies in RANKED; None if there are too few."""
     finished = [topic.study for topic in _kept(RANKED, outcomes) if not outcomes[topic.study].missing]
-    nats = {study: {row["model"]: row["nats_per_token"] for row in outcomes[study].rows} for study in finished}
+    nats = {study: {row["model"]: row["nats_per_token"] for row in outcomes[study].models} for study in finished}
     return ranked(nats)
 
 

@@ -26,8 +26,10 @@ class Outcome:
     """What a study found.
 
     Attributes:
-        rows: rows of its tables, best first; empty if no record can be read.
-        fails: context at which the loss of each model exceeds that at the trained length, as in `lengths_table`.
+        rows: rows of its tables, best first; empty if no record can be read. The key "copy" marks those of models in
+            `Comparison.copies`.
+        fails: context at which the loss of each model exceeds that at the trained length, as in `lengths_table`, but
+            without models in `Comparison.copies`.
         runs: number of runs with records.
         minutes: device time of training, estimated from speeds; shared devices count in proportion.
         reference: the encoding or model that others are compared with.
@@ -42,6 +44,11 @@ class Outcome:
     reference: str
     missing: int = 0
     solved: Table | None = None
+
+    @property
+    def models(self) -> list[Row]:
+        """Its rows, without the copies of a model under other names."""
+        return [row for row in self.rows if not row.get("copy")]
 
 
 def read_outcome(folder: Path) -> Outcome:
@@ -70,7 +77,8 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
         rows = [row | {"tokens_per_s": speeds.get(row["model"])} for row in rows]
     shown = measured[largest(study)] if measured else None
     table = lengths_table(plain(shown), "") if shown else None
-    fails = {row["model"]: row["fails"] for row in table.rows} if table else {}
+    copies = study.comparisons[largest(study)].copies if study.comparisons else {}
+    fails = {row["model"]: row["fails"] for row in table.rows if row["model"] not in copies} if table else {}
     missing = sum(each.why == NO_RECORD for each in study.troubles)
     return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder), missing, solved_table(found))
 
@@ -115,6 +123,8 @@ def rows_of(name: str, found: Sequence[Score]) -> list[Row]:
         place = ", ".join(filter(None, parts))
         known = {key: value for key, value in row.items() if value is not None}
         rows.append(known | {"study": place, "margin": comparison.margin})
+        if row["model"] in comparison.copies:
+            rows[-1]["copy"] = True
         if (ends := row.get("difference_interval")) is not None:
             basis = f", {CLUSTERS}" if row["difference_interval_of"] == CLUSTERS else ""
             rows[-1]["difference_interval"] = interval(with_sign(4))(ends) + basis

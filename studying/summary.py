@@ -168,8 +168,10 @@ def _page(
     several, many = len(given := answers(found, outcome.reference)) > 1, len(study.comparisons) > 1
     take_offs = {here.name: _take_off(study, here, outcome.reference) for here in study.comparisons}
     told = {name: take_off_sentence(table) for name, table in take_offs.items() if table is not None}
+    shared = [clause for clause in given[0].clauses if all(clause in each.clauses for each in given)] if several else []
+    own = [(answer.name, clause) for answer in given for clause in answer.clauses if clause not in shared]
     sentences = {
-        "scores": [(f"{answer.name}: " if several else "") + clause for answer in given for clause in answer.clauses],
+        "scores": [*((f"{name}: " if several else "") + clause for name, clause in own), *shared],
         "lengths": [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths],
         "take-off": [f"{name}: {sentence}" if many else sentence for name, sentence in told.items() if sentence],
     }

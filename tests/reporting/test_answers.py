@@ -14,10 +14,11 @@ from bearings.core.words import signed
 from bearings.reporting.answers import answers
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import distinct, samples_of
-from bearings.reporting.scores import Score
+from bearings.reporting.scores import Score, study_scores
 from bearings.reporting.solving import Solving
 from bearings.reporting.statistics import Estimate, difference
 from bearings.reporting.tables import Table, p_value
+from bearings.studying.outcomes import rows_of
 
 
 def contestant(label, seeds):
@@ -31,7 +32,7 @@ def score(change, seeds=3, clusters=40, margin=0.01, **given):
     reference = np.full((seeds, clusters), 2.0)
     found = difference(reference + change + noise, reference, np.ones(clusters), margin)
     pope, rope = contestant("pope", seeds), contestant("rope", seeds)
-    comparison = SimpleNamespace(name="jsb", splits=["test"], chosen=[pope, rope])
+    comparison = SimpleNamespace(name="jsb", splits=["test"], chosen=[pope, rope], copies={})
     p, equivalence = found.deciding
     given = {"holm_p": p, "holm_equivalence_p": equivalence, "difference": found} | given
     return Score(comparison, "test", pope, Estimate(2.0 + change, None), {}, rope, **given)
@@ -167,7 +168,7 @@ def test_of_many_encodings_those_with_the_same_verdict_share_a_clause():
 def test_of_many_encodings_those_that_solve_a_task_are_listed():
     named = [contestant(f"e{number}", 3) for number in range(11)]
     rates = [SOLVED, replace(FAILED, solved=1), *[FAILED] * 9]
-    place = SimpleNamespace(name="mqrar", splits=["test"], chosen=named)
+    place = SimpleNamespace(name="mqrar", splits=["test"], chosen=named, copies={})
     scores = [
         replace(
             score(0), contestant=each, comparison=place, against=named[-1], **(RATES | {"solving": rate}), holm_p=0.5
@@ -249,3 +250,18 @@ def test_models_with_too_few_seeds_share_a_clause_next_to_others():
         r"a \(-\d+\.\d %\) and b \(\+1\d\.\d %\) cannot be compared with rope \(a test needs 3 seeds .*\)",
         answer.clauses[1],
     )
+
+
+def test_patterns_that_differ_in_unused_layers_are_one_model(tmp_path):
+    """A pattern with a full layer after five or three others is none in two layers, but is in six."""
+    for layers, folder in ((2, "few"), (6, "many")):
+        for encoding in ("rope", "sliding_window", "local_global", "rnope_swa"):
+            for seed in range(3):
+                make_run(tmp_path / folder, encoding, seed, f"model.layers={layers}")
+    study = read_study([tmp_path / "few"])
+    assert study.comparisons[0].copies == {"local_global": "sliding_window", "rnope_swa": "sliding_window"}
+    (answer,) = answers(study_scores(study, "rope"), "rope")
+    assert answer.clauses[-1].startswith("local_global and rnope_swa are the same model as sliding_window with so few ")
+    marked = {row["model"] for row in rows_of("few", study_scores(study, "rope")) if row.get("copy")}
+    assert marked == {"local_global", "rnope_swa"}
+    assert read_study([tmp_path / "many"]).comparisons[0].copies == {}

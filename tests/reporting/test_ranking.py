@@ -93,6 +93,15 @@ def test_a_model_has_the_same_name_where_other_settings_of_its_encoding_are_comp
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_model_with_several_names_is_ranked_once(tmp_path, report):
+    for domain in ("jsb", "maestro", "genome", "text"):
+        for encoding in ("rope", "pope", "sliding_window", "local_global"):
+            make_run(tmp_path / "runs", encoding, 0, domain=domain)
+    folder, _ = report()
+    assert {*rows_of(folder / "tables" / "across-ranking.csv")} == {"rope", "pope", "sliding_window"}
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_domain_with_few_models_does_not_prevent_the_ranking(tmp_path, report):
     for domain in ("jsb", "maestro", "genome", "text"):
         for encoding in ("rope",) if domain == "text" else ("rope", "pope", "path"):

@@ -65,6 +65,15 @@ def test_the_official_split_is_on_the_line_of_the_random_one():
     assert "lower than rope: pope -0.9 %.\n- With the official split ([maestro_official]" in alone
 
 
+def test_a_model_is_named_and_counted_once():
+    sets = ("zoo_jsb", "zoo_maestro", "zoo_genome", "zoo_wikitext2")
+    models = [row("pope", -2.0), row("sliding_window", -1.0), row("path", 1.0), row("irope", -3.0, copy=True)]
+    page = front_page({name: outcome(*models) for name in sets})
+    assert "irope" not in page
+    assert "not decided: 3 (pope" in page
+    assert "| sliding_window | 2.0 |" in page
+
+
 def test_settings_of_a_model_are_told_from_the_next_model():
     found = outcome(row("path, match_steps=75, distil_steps=75", 1.1), row("fox", 17.9))
     page = front_page({"conversion": found})
