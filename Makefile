@@ -19,7 +19,7 @@ lint: .venv/installed-test  ## style, types, and which folder may import which
 docs: .venv/installed-docs  ## write the documentation to site/, and the table of encodings to README.md
 	@mkdir -p build/api .venv/named && ln -sfn ../.. .venv/named/bearings
 	PYTHONPATH=.venv/named .venv/bin/python -m bearings.documentation
-	PYTHONPATH=.venv/named NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true .venv/bin/mkdocs build --strict --quiet
+	PYTHONPATH=.venv/named NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true .venv/bin/mkdocs build --strict
 
 audit: .venv/installed  ## look up known vulnerabilities of the installed packages; needs pypi.org
 	$(PIP) pip-audit

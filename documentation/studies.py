@@ -11,7 +11,7 @@ PAGES = Path(__file__).parent.parent / "docs"
 MARK = "<!-- results -->\n"
 LINK = re.compile(r"\((\w+)/README\.md\)")
 PAGE_OF = re.compile(r"\.\./\.\./studies/(\w+)/README\.md")  # as links in the repository
-PICTURE = re.compile(r"\]\((\w+\.svg)\)")
+PICTURE = re.compile(r"\]\(([\w-]+\.svg)\)")
 
 
 def summarised() -> list[str]:

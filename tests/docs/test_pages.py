@@ -145,6 +145,9 @@ def test_links_to_studies_work_in_the_repository_and_on_the_site():
 
     write_studies(opened)
     assert [name for name in linked if f"[{name}]: {name}.md" not in written["results/index.md"]] == []
+    pages = "\n".join(text for path, text in written.items() if path.endswith(".md"))
+    pictures = {f"results/{name}" for name in re.findall(r"\]\(([^)]+\.svg)\)", pages)}
+    assert pictures == {path for path in written if path.endswith(".svg")}
 
 
 def test_every_page_is_in_the_navigation():
