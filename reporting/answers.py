@@ -13,7 +13,7 @@ from .tables import p_value, percentages, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
 APART = 2  # encodings with the same verdict that still have a clause each
-LEGEND = "Percentages are of the reference's nats/token, where lower is better; 95 % intervals are in parentheses."
+LEGEND = "Differences are in % of the reference's nats/token; lower is better. 95 % intervals are in parentheses."
 
 
 @dataclass(frozen=True)

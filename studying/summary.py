@@ -183,7 +183,7 @@ def _page(
     results = "\n".join(f"- {as_markdown(line)}" for line in [*clauses, *study.legend().values()])
     rows = outcome.rows if outcome.solved is None else outcome.solved.rows
     figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
-    legend = LEGEND if given and outcome.solved is None else ""
+    legend = LEGEND if any(each.compared is not None for each in found) else ""
     parts = [f"# {folder.name}", question, results, legend]
     if outcome.missing:
         missing = {trouble.place for trouble in study.troubles if trouble.why == NO_RECORD}

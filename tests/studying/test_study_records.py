@@ -13,6 +13,7 @@ from report_support import DELTA, lengths, make_run, mechanisms, report_task, un
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
+from bearings.reporting.answers import LEGEND
 from bearings.reporting.packed import packed_names, read_packed
 from bearings.reporting.reading import read_study
 from bearings.reporting.study_list import read_list
@@ -89,7 +90,7 @@ def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypat
 
     shown, _, details = page()
     assert "half-way" in shown
-    assert "nats/token, where lower is better" in shown
+    assert LEGEND in shown
     assert "| rope |" in shown
     assert "| rope |" not in details
     assert "Shown: the" not in shown
@@ -117,6 +118,7 @@ def test_a_page_begins_with_the_outcome_of_the_study(tmp_path, monkeypatch, outc
     first = page[page.index("\n- ") :].splitlines()[1]
     begins = {"scores": "- pope ", "lengths": "- Models whose loss never rises", "take-off": "- Take-off: pope "}
     assert first.startswith(begins[outcome])
+    assert (LEGEND in page) == (not of_task)
     assert [path.name for path in tmp_path.glob("*.svg")] == [figure]
 
 
