@@ -9,7 +9,7 @@ from .scores import FEW_SEEDS, Score
 from .solving import Solving
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Comparison, Contestant
-from .tables import p_value, percentages, with_sign, wrong
+from .tables import at_least, p_value, percentages, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
 APART = 2  # encodings with the same verdict that still have a clause each
@@ -158,7 +158,7 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
     if none:
         parts.append(f"with no seed by {plural(len(none), 'encoding')}{_widest(none.values())}")
     p = min((each.holm_p for each in undecided if each.holm_p is not None), default=None)
-    least = "" if p is None else f" (adjusted p {'at least ' if p < 1 else ''}{p_value(p)})"
+    least = "" if p is None else f" (adjusted p {at_least(p)})"
     parts.append(f"{len(undecided)} differences from {name_of(scores[0], scores[0].against)} are undecided{least}")
     return "; ".join(parts)
 

@@ -218,6 +218,11 @@ def p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def at_least(p: float) -> str:
+    """The smallest of several p-values as text."""
+    return f"at least {p_value(p)}" if p < 1 else p_value(p)
+
+
 def wrong(accuracy: float) -> str:
     """The error rate in per cent for an accuracy, as text."""
     return f"{100 * (1 - accuracy):.2f}"

@@ -15,7 +15,7 @@ from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
 from .study import Comparison, Contestant, Study, coming
-from .tables import Row, Table, p_value
+from .tables import Row, Table, at_least, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
 DIGITS = 9  # of a log-rank statistic: equal sums of scores in another order differ by rounding
@@ -165,7 +165,7 @@ def take_off_sentence(table: Table) -> str | None:
             undecided.append(f"{model} against {reference} is undecided ({seen})")
     if len(undecided) > 1:
         least = min(row["holm_p"] for row in table.rows if (row.get("holm_p") or 0.0) >= ALPHA)
-        undecided = [f"{len(undecided)} differences are undecided (adjusted p at least {p_value(least)})"]
+        undecided = [f"{len(undecided)} differences are undecided (adjusted p {at_least(least)})"]
     return f"Take-off: {'; '.join([*decided, *undecided])}" if decided or undecided else None
 
 

@@ -125,7 +125,7 @@ def test_sentence_counts_what_is_undecided(tmp_path):
     )
     assert found is not None
     assert found.startswith("Take-off: path takes off earlier than rope (5 of 5 seeds against 5 of 5, median step 10 ")
-    assert found.endswith("; 2 differences are undecided (adjusted p at least 1.000)")
+    assert found.endswith("; 2 differences are undecided (adjusted p 1.000)")
     assert take_off_sentence(table_of(tmp_path / "alone", rope=[20] * 5)) is None
 
 
