@@ -14,11 +14,7 @@ from .scores import Score
 from .tables import Row
 
 MANY = 8  # more rows are drawn closer together
-CAPTION = (
-    "Dot: difference from the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and clusters "
-    "together, over seeds, and over clusters; one that is missing had too few of them. Shaded: the margin within which "
-    "two encodings count as equal. Arrows: values outside the axis, with their intervals."
-)
+BASES = ("both", "seeds", "clusters")  # of intervals
 
 
 def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
@@ -34,7 +30,7 @@ def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
         place = f"{score.comparison.name}{split}: " if percent and len(places) > 1 else ""
         row: Row = {"model": place + score.contestant.label, "against": against.label}
         row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
-        for basis in ("both", "seeds", "clusters"):
+        for basis in BASES:
             pair = getattr(difference, basis)
             row[basis] = pair and (scale * pair[0], scale * pair[1])
         rows.append(row)
@@ -80,7 +76,20 @@ def forest_plot(
     axes.set_xlabel(wrapped(f"difference from {to}, {unit} (lower is better)", 70))
     figure.legend(handles=legend_of(rows), loc="outside upper center", ncols=4)
     shown = "" if len(rows) == len(every) else f" Shown: the {len(rows)} lowest of {len(every)} differences."
-    return write_plot(figure, stem, rows, title, CAPTION + shown)
+    return write_plot(figure, stem, rows, title, _caption(rows, edge) + shown)
+
+
+def _caption(rows: Sequence[Row], edge: float) -> str:
+    """What `draw_forest` draws for `rows`."""
+    inside = [row for row in rows if reach(row) <= edge]
+    partial = any(row[basis] is None for row in inside for basis in BASES)
+    missing = "; one that is missing had too few of them" if partial else ""
+    arrows = " Arrows: values outside the axis, with their intervals." if len(inside) < len(rows) else ""
+    return (
+        "Dot: difference from the reference; left of 0 is better. Bars and lines: 95 % intervals over seeds and "
+        f"clusters together, over seeds, and over clusters (related test documents){missing}. Shaded: the margin "
+        f"within which two encodings count as equal.{arrows}"
+    )
 
 
 def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: float) -> None:
@@ -119,7 +128,7 @@ def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:
 
 def reach(row: Row) -> float:
     """How far a row goes from 0."""
-    return max(abs(end) for key in ("difference", "both", "seeds", "clusters") for end in np.atleast_1d(row[key] or 0))
+    return max(abs(end) for key in ("difference", *BASES) for end in np.atleast_1d(row[key] or 0))
 
 
 def edge_of(rows: Sequence[Row]) -> float:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pretty_midi
 import pytest
+import report_support
 from matplotlib.figure import Figure
 from report_support import (  # noqa: F401
     BETTER,
@@ -153,6 +154,21 @@ def test_forest_plot_keeps_its_scale_next_to_an_outlier(tmp_path):
     assert edge_of(rows) == 0.09
     assert edge_of(rows[1:]) == 0.09
     assert edge_of(rows[2:]) == 1.8
+
+
+@pytest.mark.parametrize("worse", [0.5, 1000.0])
+def test_caption_of_the_forest_plot_says_only_what_is_drawn(tmp_path, monkeypatch, worse):
+    monkeypatch.setattr(report_support, "BETTER", {"nope": worse, "path": 0.5, "pope": 1.0})
+    for encoding in ("rope", "nope", "path", "pope"):
+        for seed in (0, 1, 2):
+            make_run(tmp_path, encoding, seed)
+    (comparison,) = read_study([tmp_path]).comparisons
+    found = scores(comparison, "test", "rope", 0.005)
+    plot = forest.forest_plot(found, tmp_path / "forest", "differences")
+    assert ("Arrows: " in plot.caption) == ("→" in (tmp_path / "forest.svg").read_text()) == (worse > 1)
+    lacking = [replace(each, difference=each.difference and replace(each.difference, clusters=None)) for each in found]
+    captions = [forest.forest_plot(each, tmp_path / "forest", "").caption for each in (found, lacking)]
+    assert ["one that is missing" in caption for caption in captions] == [False, True]
 
 
 def test_of_many_differences_the_lowest_are_drawn_in_the_same_order():
