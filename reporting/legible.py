@@ -62,6 +62,7 @@ def noted(plot: Plot | None, shown: Comparison, comparison: Comparison) -> Plot 
     return replace(plot, caption=f"{plot.caption} {which(len(shown.contestants), len(comparison.contestants))}")
 
 
-def which(shown: int, models: int) -> str:
-    """The sentence about models that are left out."""
-    return f"Shown: the reference and the lowest losses, {shown} of {models} models."
+def which(shown: int, models: int, claimed: bool = False) -> str:
+    """The sentence about models that are left out. `claimed`: those in the claims of a study are not."""
+    kept = "the reference, the models in claims" if claimed else "the reference"
+    return f"Shown: {kept} and the lowest losses, {shown} of {models} models."

@@ -187,14 +187,16 @@ def lengths_plot(
     stem: Path,
     title: str,
     references: Sequence[str] = (),
+    claimed: Sequence[str] = (),
 ) -> Plot:
     """Nats/token by context length, and by tokens before the target in the longest.
 
     Args:
         every: as `found` in `lengths_table`.
         references: models that are always shown, if there are too many for one plot.
+        claimed: models in the claims of a study, which are always shown too.
     """
-    found = legible_lengths(every, references)
+    found = legible_lengths(every, [*references, *claimed])
     if not found.keys() <= styles.keys():
         (styles,) = styles_of([found.keys()])
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
@@ -238,12 +240,15 @@ def lengths_plot(
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
-        "that every model was scored in, by the tokens before them. Band: lowest to highest seed. Hollow markers: "
-        "extended after training (task.stretches). Each panel has its own scale. Curves that leave the left one are in "
-        "the table."
+        "that every model was scored in, by the tokens before them. Band: lowest to highest seed. "
     )
+    if any(row["stretch"] != PLAIN for row in rows):
+        caption += "Hollow markers: extended after training (task.stretches). "
+    caption += "Each panel has its own scale."
+    if any(row["mean"] > axes[0].get_ylim()[1] for row in rows if row["quantity"] == "context"):
+        caption += " Curves that leave the left one are in the table."
     if len(found) < len(every):
-        caption = f"{caption} {which(len(found), len(every))}"
+        caption += f" {which(len(found), len(every), claimed=bool(claimed))}"
     return write_plot(figure, stem, rows, title, caption)
 
 

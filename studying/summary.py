@@ -111,7 +111,8 @@ def _plots(
     shown = legible(whole, found)
     (styles,) = plots.styles_of([shown.labels])
     title = f"{shown.name}, {shown.splits[0]} split: other context lengths"
-    references = [*references_of(whole, found), *(each for each in lengths if each in claimed)]
+    named = [each for each in lengths if each in claimed]
+    of_lengths = lengths, styles, folder / "lengths", title, references_of(whole, found), named
 
     def of_shown(draw: Callable[..., Plot | None]) -> Callable[[], Plot | None]:
         return lambda: noted(draw(shown, styles, folder), shown, whole)
@@ -120,10 +121,7 @@ def _plots(
     return [
         ("differences.svg", lambda: forest_plot(found, folder / "across-forest", **differences)),
         ("take-off.svg", of_shown(take_off_plot)),
-        (
-            "lengths.svg",
-            lambda: plots.lengths_plot(lengths, styles, folder / "lengths", title, references) if lengths else None,
-        ),
+        ("lengths.svg", lambda: plots.lengths_plot(*of_lengths) if lengths else None),
         ("loss.svg", of_shown(plots.loss_plot)),
         ("attention.svg", of_shown(attention_plot)),
     ]

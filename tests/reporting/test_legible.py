@@ -48,6 +48,14 @@ def test_plots_of_lengths_show_those_that_hold_best_without_extensions(crowd):
     assert legible_lengths(shown, []) is shown
 
 
+def test_caption_of_lengths_names_what_is_shown(crowd):
+    (comparison,) = read_study([crowd]).comparisons
+    measured = lengths_of(comparison, "test")
+    for claimed, kept in (([], "the reference"), (["pope"], "the reference, the models in claims")):
+        caption = plots.lengths_plot(measured, {}, crowd / "lengths", "lengths", ["rope"], claimed).caption
+        assert caption.endswith(f" Shown: {kept} and the lowest losses, {MOST} of {len(ENCODINGS)} models.")
+
+
 def test_sentence_about_models_that_never_fail(crowd):
     (comparison,) = read_study([crowd]).comparisons
     measured = {**lengths_of(comparison, "test")}

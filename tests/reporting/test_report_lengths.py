@@ -79,6 +79,17 @@ def test_a_model_that_fails_far_beyond_the_others_leaves_only_its_own_panel(tmp_
     assert plots._limits([{**row, "stretch": "yarn"} for row in rows]) == (low, high)
 
 
+@pytest.mark.parametrize(("worse", "forms"), [(0.1, ("none",)), (9.0, ("none",)), (0.1, ("none", "yarn"))])
+def test_caption_says_only_what_is_drawn(tmp_path, worse, forms):
+    for encoding, each in (("rope", worse), ("pope", 0.0), ("path", 0.0)):
+        lengths(make_run(tmp_path / "runs", encoding, 0), worse=each, forms=forms)
+    found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
+    (styles,) = plots.styles_of([found.keys()])
+    caption = plots.lengths_plot(found, styles, tmp_path / "lengths", "lengths").caption
+    assert ("Curves that leave" in caption) == (worse > 1)
+    assert ("Hollow markers" in caption) == ("yarn" in forms)
+
+
 def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(tmp_path):
     for encoding, contexts in (("rope", (16, 32)), ("pope", (16, 32, 64, 128)), ("nope", (16, 32, 64))):
         lengths(make_run(tmp_path / "runs", encoding, 0), contexts=contexts, worse=0, forms=("none",))
