@@ -124,7 +124,7 @@ def _shared(alike: Sequence[Score]) -> list[str]:
     if number <= APART or first.verdict.startswith("solves"):
         return [_clause(each) for each in alike]
     reference, verdict = name_of(first, first.against), first.verdict
-    if verdict == "no difference":
+    if verdict == "equivalent":
         what = f"equivalent to {reference}{_within(first)}"
         ends = [name_of(each, each.contestant) + _observed(each).replace(":", ",") for each in (first, last)]
     else:
@@ -164,7 +164,7 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
 
 
 def _decided(score: Score) -> bool:
-    return score.verdict.startswith(("lower", "higher", "solves", "no difference"))
+    return score.verdict.startswith(("lower", "higher", "solves", "equivalent"))
 
 
 def _clause(score: Score) -> str:
@@ -179,7 +179,7 @@ def _clause(score: Score) -> str:
         return f"{model} {verdict} than {reference}" + _observed(score)
     if verdict.startswith(("lower", "higher")) and score.compared is not None:
         return f"{model} is {verdict.partition(',')[0]} than {reference} by {_amount(score)}{_also_within(score)}"
-    if verdict == "no difference":
+    if verdict == "equivalent":
         return f"{model} and {reference} are equivalent{_within(score)}" + _observed(score)
     because = ", because one test cluster dominates" if verdict == "one cluster dominates" else ""
     return f"{model} against {reference} is undecided{because}" + _seen(score)

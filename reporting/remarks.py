@@ -30,7 +30,7 @@ def remarks() -> list[str]:
         "Verdicts are at the 5 % level. The p-values are adjusted by Holm's method over all differences of a study: "
         "the runs of one study.yaml, or all runs without one. Studies with runs in the same comparison count as one. "
         "Settings that study.yaml lists as variants are pooled into one test.",
-        "No difference: two one-sided tests place the difference within the margin of equivalence. Undecided: the "
+        "Equivalent: two one-sided tests place the difference within the margin of equivalence. Undecided: the "
         "tests show neither a difference nor equivalence.",
         f"One cluster dominates: one test cluster causes more than {100 * DOMINANT:g} % of the variance over clusters, "
         "and a result holds either only with it or only without it.",

@@ -112,7 +112,7 @@ class Score:
         if different:
             return ("lower" if self.difference.value < 0 else "higher") + (", within the margin" if alike else "")
         if alike:
-            return "no difference"
+            return "equivalent"
         return "one cluster dominates" if self.hinges else "undecided"
 
 

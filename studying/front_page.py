@@ -166,7 +166,7 @@ def _losses(outcome: Outcome) -> str:
         parts.append(_listed(undecided, "not decided"))
     if few := [row for row in rows if row["verdict"] == FEW_SEEDS]:
         parts.append(_listed(few, "too few seeds for a test"))
-    if equivalent := [row for row in rows if row["verdict"] == "no difference"]:
+    if equivalent := [row for row in rows if row["verdict"] == "equivalent"]:
         parts.append(_listed(equivalent, f"equivalent within {equivalent[0]['margin']:g} nats/token"))
     if higher:
         parts.append(_listed(higher, "higher"))

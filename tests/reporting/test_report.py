@@ -72,7 +72,7 @@ def test_scores_match_the_records(tmp_path, report):
     assert rows["rope"]["difference"] == ""
     assert rows["pope"]["difference_interval_of"] == "seeds and clusters"
     assert rows["pope"]["verdict"] == "lower"
-    assert rows["path"]["verdict"] == "no difference"
+    assert rows["path"]["verdict"] == "equivalent"
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert set(full) == {"pope", "path"}
     for encoding, row in full.items():

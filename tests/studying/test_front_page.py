@@ -45,7 +45,7 @@ def test_without_a_decided_encoding_the_line_says_so():
 
 
 def test_the_line_names_encodings_that_are_equivalent_to_the_reference():
-    rows = row("path", 0.0, "no difference", margin=0.015), row("pope", -0.1), row("nope", 2.3, "higher")
+    rows = row("path", 0.0, "equivalent", margin=0.015), row("pope", -0.1), row("nope", 2.3, "higher")
     line = next(line for line in front_page({"zoo_genome": outcome(*rows)}).splitlines() if "99 windows" in line)
     assert line.endswith(
         "not decided: pope -0.1 %; equivalent within 0.015 nats/token: path 0.0 %; higher: nope +2.3 %."
