@@ -23,7 +23,7 @@ LEFT = (  # keys of text columns, which are aligned left
     "benchmark",
     "claim",
     "metric",
-    "study",
+    "comparison",
     "stretch",
     "group",
     "domain",

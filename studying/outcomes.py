@@ -72,7 +72,7 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
     """The outcome of the `study` in `folder`, whose scores are `found`; `measured` is from `measured_of`."""
     contestants = [contestant for comparison in study.comparisons for contestant in comparison.contestants]
     minutes = sum(contestant.training_minutes for contestant in contestants)
-    rows, speeds = rows_of(folder.name, found), speeds_of(folder)
+    rows, speeds = rows_of(found), speeds_of(folder)
     if speeds:
         rows = [row | {"tokens_per_s": speeds.get(row["model"])} for row in rows]
     shown = measured[largest(study)] if measured else None
@@ -110,8 +110,8 @@ def reference_of(folder: Path) -> str:
     return read_list(folder).get("reference", "rope")
 
 
-def rows_of(name: str, found: Sequence[Score]) -> list[Row]:
-    """The rows of a table of `found` for a README: models only, named by study, settings and split."""
+def rows_of(found: Sequence[Score]) -> list[Row]:
+    """The rows of a table of `found` for a README: models only, with settings and split if a study has several."""
     comparisons = {score.comparison.title: score.comparison for score in found}
     several = len({comparison.domain for comparison in comparisons.values()}) > 1
     rows = []
@@ -119,10 +119,11 @@ def rows_of(name: str, found: Sequence[Score]) -> list[Row]:
         comparison = comparisons[row["domain"]]
         called, _, own = row["domain"].partition(": ")
         split = row["split"] if len(comparison.splits) > 1 else ""
-        parts = name, called if several or called != comparison.domain else "", own, split
-        place = ", ".join(filter(None, parts))
+        parts = called if several or called != comparison.domain else "", own, split
         known = {key: value for key, value in row.items() if value is not None}
-        rows.append(known | {"study": place, "margin": comparison.margin})
+        if place := ", ".join(filter(None, parts)):
+            known["comparison"] = place
+        rows.append(known | {"margin": comparison.margin})
         if row["model"] in comparison.copies:
             rows[-1]["copy"] = True
         if (ends := row.get("difference_interval")) is not None:

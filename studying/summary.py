@@ -47,7 +47,7 @@ MOST_DRAWN = 12  # differences in the plot of a page
 MOST_EXTENDED = 60  # rows of a table of contexts; a longer one has no extensions
 MOST_ROWS = 8  # of the table; a longer one is in the details
 MODEL = {
-    **{"study": ("study", str), "model": ("model", str)},
+    **{"comparison": ("comparison", str), "model": ("model", str)},
     **{key: COST[key] for key in ("flops_per_token", "tokens_per_s", "peak_memory_bytes")},
 }
 VERDICT = {"holm_p": ("Holm p", p_value), "verdict": ("verdict", str)}
