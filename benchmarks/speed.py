@@ -8,6 +8,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from ..reporting.drawing import BLUE, INK, QUIET, styled, svg_of
@@ -30,7 +31,7 @@ OTHERS = (
 @styled
 def speed() -> str:
     """Tokens per second of models of GPT-2's size, next to the time of attention over RoPE's, on one H200."""
-    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     rows = [row for row in _read("training_h200.csv") if row["steps"] == "graph"]
     speeds = {(row["contender"], row["vocabulary"]): float(row["tokens_per_s"]) / 1000 for row in rows}
@@ -47,19 +48,23 @@ def speed() -> str:
     }
     bars = {title: (times[name], True) for name, title in KERNELS.items()}
     bars |= {name: (times[name], False) for name in OTHERS}
-    _draw(right, dict(sorted(bars.items(), key=lambda bar: -bar[1][0])), "{:.1f}")
+    _draw(right, dict(sorted(bars.items(), key=lambda bar: -bar[1][0])), "{:.1f}", start=1)
+    right.axvline(1, color=INK, linewidth=0.8)
     right.set(xscale="log", xlabel="time relative to RoPE, compiled + cuDNN")
     right.set_title(f"Attention: {int(LENGTH):,} tokens, lower is better")
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    right.set_xlim(left=0.5)
+    right.set_xlim(left=0.7)
+    kinds = Patch(color=BLUE, label="bearings"), Patch(color=QUIET, label="other implementations")
+    figure.legend(handles=kinds, loc="outside upper center", ncols=2)
     return svg_of(figure)
 
 
-def _draw(axes: Axes, bars: dict[str, tuple[float, bool]], form: str) -> None:
-    """A bar per name: its length, and whether it is of this repository."""
-    for at, (length, ours) in enumerate(bars.values()):
-        axes.barh(at, length, color=BLUE if ours else QUIET, height=0.7)
-        axes.annotate(form.format(length), (length, at), (3, 0), textcoords="offset points", va="center", fontsize=9)
+def _draw(axes: Axes, bars: dict[str, tuple[float, bool]], form: str, start: float = 0) -> None:
+    """A bar from `start` per name: its end, and whether it is of this repository."""
+    for at, (end, ours) in enumerate(bars.values()):
+        axes.barh(at, end - start, left=start, color=BLUE if ours else QUIET, height=0.7)
+        place = {"xy": (max(end, start), at), "xytext": (3, 0), "textcoords": "offset points"}
+        axes.annotate(form.format(end), va="center", fontsize=9, **place)
     axes.set_yticks(range(len(bars)), list(bars))
     for label, (_, ours) in zip(axes.get_yticklabels(), bars.values(), strict=True):
         label.set_color(INK if ours else QUIET)
