@@ -139,8 +139,8 @@ def holding(table: Table) -> str:
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
     held = [parenthesised(row["model"]) for row in rows if row["fails"] == "never"]
     counted = f"{len(held)} of {len(rows)}"
-    never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} %, without extensions ({counted})"
-    sentence = f"{never}: {', '.join(held) or 'none'}."
+    never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} % beyond the trained length"
+    sentence = f"{never}, without extensions ({counted}): {', '.join(held) or 'none'}."
     changes = [f"{parenthesised(row['model'])} {_in_words(row)}" for row in rows if "change" in row]
     if not changes or len(rows) > MOST_CHANGES:
         return sentence

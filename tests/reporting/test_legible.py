@@ -60,7 +60,7 @@ def test_sentence_about_models_that_never_fail(crowd):
     (comparison,) = read_study([crowd]).comparisons
     measured = {**lengths_of(comparison, "test")}
     count = len(ENCODINGS)
-    sentence = "Models whose loss never rises by more than 1 %, without extensions"
+    sentence = "Models whose loss never rises by more than 1 % beyond the trained length, without extensions"
     assert holding(lengths_table(measured, "")).startswith(f"{sentence} (0 of {count}): none. Change of the loss at ")
     lengths(Path(comparison.contestants[0].runs[0].path), worse=0.0)
     lengths(Path(comparison.contestants[0].runs[1].path), worse=0.0)
