@@ -286,14 +286,14 @@ def _curves(
                 continue
             mean, low, high = _over_seeds([points[step] for step in steps]).tolist()
             smooth = column == SMOOTHED
-            extents.append((min(low), max(high), max(mean[0], np.quantile(high, 0.95))))
+            line = running_median(mean).tolist() if smooth else mean
+            most, *bounds = (line, mean, mean) if smooth else (high, low, high)
+            extents.append((min(bounds[0]), max(bounds[1]), max(line[0], np.quantile(most, 0.95))))
             style, label = styles[contestant.label], wrapped(contestant.label)
             drawn = np.unique(np.linspace(0, len(steps) - 1, DRAWN).round().astype(int))
-            at, line, *band = (
-                np.array(values)[drawn] for values in (steps, running_median(mean) if smooth else mean, low, high)
-            )
+            at, curve, *band = (np.array(values)[drawn] for values in (steps, line, low, high))
             every = max(1, len(drawn) // 8)
-            (named[label],) = axes.plot(at, line, label=label, markevery=every, **style)
+            (named[label],) = axes.plot(at, curve, label=label, markevery=every, **style)
             if smooth:
                 axes.plot(at, np.array(mean)[drawn], color=style["color"], linewidth=0.5, alpha=0.35, zorder=1)
             else:
@@ -323,7 +323,7 @@ def _curves(
     reach = max(ordinary) - min(lows)
     if max(highs) - min(lows) > 1.5 * reach:
         plots[0].set_ylim(min(lows) - 0.05 * reach, max(ordinary) + 0.05 * reach)
-        caption += " A spike leaves the frame."
+        caption += " The highest values leave the frame."
     return write_plot(figure, stem, rows, title, caption)
 
 

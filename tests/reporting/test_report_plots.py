@@ -191,14 +191,19 @@ def test_loss_plot_keeps_its_scale_next_to_a_spike(tmp_path, report, monkeypatch
     for encoding in ("rope", "pope"):
         path = make_run(tmp_path / "runs", encoding, 0)
     folder, _ = report()
-    assert "A spike leaves the frame" not in (folder / "report.md").read_text()
+    assert "The highest values leave the frame" not in (folder / "report.md").read_text()
     with open(path / "metrics.csv", "a", newline="") as file:
         file.writelines(f"{step},3.0,,,\n" for step in range(21, 400))
         file.write("400,90.0,,,\n")
     folder, _ = report()
-    assert "A spike leaves the frame" in (folder / "report.md").read_text()
+    assert "The highest values leave the frame" in (folder / "report.md").read_text()
     assert limits[0][1] > 3.8
     assert 3.8 < limits[1][1] < 4.2
+    path.joinpath("metrics.csv").write_text(
+        "step,train_nll\n1,90.0\n" + "".join(f"{step},3.0\n" for step in range(2, 99))
+    )
+    report()
+    assert limits[2][1] < 10, "the first loss of a training curve must not flatten the rest"
     with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
         assert max(float(row["most"]) for row in csv.DictReader(file)) == 90
 
