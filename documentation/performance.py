@@ -52,7 +52,7 @@ def training(opened: Open) -> str:
     ordered = sorted(best.values(), key=lambda row: -float(row["tokens_per_s"]))
 
     def draw(colour: str) -> Figure:
-        figure, axis = plt.subplots(figsize=(6.4, 0.32 * len(ordered) + 0.8))
+        figure, axis = plt.subplots(figsize=(7.2, 0.32 * len(ordered) + 0.8), layout="constrained")
         labels = [row["contender"] for row in ordered][::-1]
         values = [float(row["tokens_per_s"]) / 1000 for row in ordered][::-1]
         shades = [colour if label.split()[0] in OWN else "#999999" for label in labels]

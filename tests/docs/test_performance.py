@@ -4,6 +4,7 @@ import csv
 import io
 from contextlib import contextmanager
 
+import matplotlib.pyplot as plt
 import pytest
 
 pytest.importorskip(
@@ -30,6 +31,21 @@ def test_page_is_built_from_the_committed_results(opened):
     performance.write_performance(opened)
     assert "<!-- training -->" not in opened.written["performance.md"]
     assert "MFU, nanoGPT's count" in opened.written["performance.md"]
+
+
+def test_every_label_is_inside_the_plot(opened, monkeypatch):
+    def plot(_, path, alternative, draw):
+        figure = draw("#000000")
+        figure.canvas.draw()
+        extents = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+        lefts.append(min(extent.x0 for extent in extents))
+        plt.close(figure)
+        return ""
+
+    lefts = []
+    monkeypatch.setattr(performance, "plot", plot)
+    performance.training(opened)
+    assert lefts[0] >= 0
 
 
 def results(folder, name, rows):
