@@ -24,6 +24,8 @@ TOKENS, DRAWS = 64, 32  # of attention with random hidden states
 LONG = 256  # tokens where distances or windows matter
 OTHER = "#D55E00"  # for negative values, from Okabe and Ito's palette
 DECAYS = (0.5, 0.8, 0.9, 0.97)
+SAME = 1.001  # up to this ratio, weights count as equal
+ALIKE = " All weights of a query are equal: with these parameters, the encoding does not distinguish positions."
 EQUAL = "if all tokens have the same query and the same key, so that only the encoding distinguishes them"
 
 
@@ -66,12 +68,14 @@ def picture_of(each: Documented) -> Picture:
             "what is added to the score, and attention weights, by distance",
             _distance_caption(layer),
         )
+    weights = attention(each.kind)[-1]
+    uniform = weights.max() < SAME * weights.min()
     return Picture(
         lambda colour: attention_figure(each.kind, colour),
         "attention weights for equal queries and keys, as a matrix and by distance",
         f"Attention of one head with initial parameters {EQUAL}. Hidden states are random. Left: weights by query and "
         "key, relative to the largest of each query. Right: weights of the last query by distance. Both are averages "
-        f"over {DRAWS} random draws.",
+        f"over {DRAWS} random draws.{ALIKE if uniform else ''}",
     )
 
 

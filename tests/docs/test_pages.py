@@ -77,6 +77,12 @@ def test_pictures_can_be_drawn(name):
     plt.close(figure)
 
 
+@pytest.mark.parametrize(("name", "uniform"), {"cope": True, "nope": True, "rope": False, "rcmha": False}.items())
+def test_caption_of_equal_weights_says_so(name, uniform):
+    caption = pictures.picture_of(facts.documented()[name]).caption
+    assert caption.endswith(pictures.ALIKE) == uniform
+
+
 @pytest.mark.parametrize(
     ("group", "page"),
     {"task": "tasks", "domain": "domain-options", "experiment": "experiments", "model": "options"}.items(),
