@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from .drawing import STYLES, Plot
-from .lengths import PLAIN, longest_context, nats_by_context
+from .lengths import PLAIN, forms_of_all, longest_context, nats_by_context
 from .scores import Score
 from .study import Comparison
 from .tables import Row
 
 MOST = len(STYLES)
+MOST_CURVES = 2 * MOST  # of models and their extensions in a plot of context lengths
 
 
 def legible(comparison: Comparison, found: Sequence[Score]) -> Comparison:
@@ -34,11 +35,13 @@ def legible_lengths(
 ) -> Mapping[str, Sequence[Sequence[Row]]]:
     """At most MOST models: `references` and those with the lowest loss in the longest context, without extensions.
 
-    `found` is as in `lengths_table`, and returned unchanged if it has no more models.
+    `found` is as in `lengths_table`, and returned unchanged if it has no more models and at most MOST_CURVES curves.
     """
-    if len(found) <= MOST:
+    if sum(len(forms_of_all(seeds)) for seeds in found.values()) <= MOST_CURVES and len(found) <= MOST:
         return found
     every = plain(found)
+    if len(every) <= MOST:
+        return every
     longest = longest_context(every)
 
     def loss(model: str) -> float:

@@ -244,6 +244,8 @@ def lengths_plot(
     )
     if any(row["stretch"] != PLAIN for row in rows):
         caption += "Hollow markers: extended after training (task.stretches). "
+    elif any(forms_of_all(seeds) != [PLAIN] for seeds in every.values()):
+        caption += "Extensions (task.stretches) are left out. "
     caption += "Each panel has its own scale."
     if any(row["mean"] > axes[0].get_ylim()[1] for row in rows if row["quantity"] == "context"):
         caption += " Curves that leave the left one are in the table."

@@ -88,6 +88,17 @@ def test_caption_says_only_what_is_drawn(tmp_path, worse, forms):
     caption = plots.lengths_plot(found, styles, tmp_path / "lengths", "lengths").caption
     assert ("Curves that leave" in caption) == (worse > 1)
     assert ("Hollow markers" in caption) == ("yarn" in forms)
+    assert "left out" not in caption
+
+
+def test_extensions_are_left_out_of_a_plot_with_too_many_curves(tmp_path):
+    for encoding in ("rope", "pope", "path"):
+        lengths(make_run(tmp_path / "runs", encoding, 0), forms=tuple(plots.FORMS))
+    found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
+    plot = plots.lengths_plot(found, {}, tmp_path / "lengths", "lengths")
+    assert {row["stretch"] for row in csv.DictReader((tmp_path / "lengths.csv").open())} == {"none"}
+    assert "Extensions (task.stretches) are left out." in plot.caption
+    assert "Shown:" not in plot.caption
 
 
 def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(tmp_path):
