@@ -240,7 +240,8 @@ def lengths_plot(
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     caption = (
         "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
-        "that every model was scored in, by the tokens before them. Band: lowest to highest seed. "
+        "that every model was scored in, by the tokens before them; a point stands for the range up to the next. Band: "
+        "lowest to highest seed. "
     )
     if any(row["stretch"] != PLAIN for row in rows):
         caption += "Hollow markers: extended after training (task.stretches). "
