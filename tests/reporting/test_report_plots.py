@@ -3,6 +3,7 @@
 import base64
 import csv
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -282,6 +283,15 @@ def test_piano_roll_of_a_kept_sample_has_the_axis_of_its_domain(tmp_path, domain
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
     (sample,) = samples_of(*comparison.contestants)
     assert label in base64.b64decode(sample.image.partition(",")[2]).decode()
+
+
+def test_samples_are_described_by_what_they_are(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    pretty_midi.PrettyMIDI().write(str(path / "samples" / "sample-0.mid"))
+    (path / "samples" / "sample-1.png").write_bytes(b"a picture")
+    page = (report()[0] / "index.html").read_text()
+    described = re.findall(r'alt="(.*) of (sample-.*) \(', page)
+    assert described == [("Piano roll", "sample-0.mid"), ("Picture", "sample-1.png")]
 
 
 def test_running_median_of_a_short_and_a_long_curve():
