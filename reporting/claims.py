@@ -108,7 +108,8 @@ def claim_sentences(table: Table) -> list[str]:
     """What a `claims_table` found: a sentence for each row of a short table, otherwise the number of each verdict."""
     if len(table.rows) > MOST_LISTED:
         counted = Counter(row["verdict"] for row in table.rows).most_common()
-        return [f"{table.title}: {', '.join(f'{number} {verdict}' for verdict, number in counted)}"]
+        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counted)
+        return [f"Of {len(table.rows)} claims, listed under Details: {verdicts}"]
     sentences = []
     for row in table.rows:
         place = f"{row['domain']}: " if "domain" in table.columns else ""

@@ -4,9 +4,10 @@ import pytest
 from report_support import lengths, make_run, undrawn  # noqa: F401 (fixtures)
 
 from bearings.core.errors import UserError
-from bearings.reporting.claims import Claim, claims_table, verdict
+from bearings.reporting.claims import MOST_LISTED, Claim, claim_sentences, claims_table, verdict
 from bearings.reporting.reading import read_study
 from bearings.reporting.study_list import read_list
+from bearings.reporting.tables import Table
 from bearings.studying.summary import write_summary
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -128,6 +129,12 @@ def test_the_page_of_a_study_lists_its_claims(folder):
     assert "## Claims" in page
     assert "| RoPE holds | +51.00 % | " in page
     assert "\n- RoPE holds: refuted (+51.00 %, +48.52 to +53.48)\n" in page
+
+
+def test_many_claims_are_counted():
+    table = Table("claims", "Claims", {}, [{"verdict": "shown"}, *[{"verdict": "refuted"}] * MOST_LISTED], [])
+    (sentence,) = claim_sentences(table)
+    assert sentence == f"Of {MOST_LISTED + 1} claims, listed under Details: {MOST_LISTED} refuted, 1 shown"
 
 
 @pytest.mark.parametrize(
