@@ -262,6 +262,6 @@ def test_patterns_that_differ_in_unused_layers_are_one_model(tmp_path):
     assert study.comparisons[0].copies == {"local_global": "sliding_window", "rnope_swa": "sliding_window"}
     (answer,) = answers(study_scores(study, "rope"), "rope")
     assert answer.clauses[-1].startswith("local_global and rnope_swa are the same model as sliding_window with so few ")
-    marked = {row["model"] for row in rows_of("few", study_scores(study, "rope")) if row.get("copy")}
+    marked = {row["model"] for row in rows_of(study_scores(study, "rope")) if row.get("copy")}
     assert marked == {"local_global", "rnope_swa"}
     assert read_study([tmp_path / "many"]).comparisons[0].copies == {}
