@@ -52,7 +52,8 @@ def path_attention(
         ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
     check_shapes(q, k, documents)
-    wanted = {"v": (v, k.shape[:3]), "w": (w, k.shape), "beta": (beta, k.shape[:3]), "sums": (sums, q.shape[:3])}
+    wanted = {"k": (k, (*q.shape[:2], k.shape[2], q.shape[3])), "v": (v, k.shape[:3]), "w": (w, k.shape)}
+    wanted |= {"beta": (beta, k.shape[:3]), "sums": (sums, q.shape[:3])}
     for name, (x, shape) in wanted.items():
         if x is not None and x.shape[: len(shape)] != shape:
             raise ValueError(

@@ -191,6 +191,17 @@ def test_wrong_shapes_raise():
             path_attention(q, k, given["v"], given["w"], given["beta"], 0.25, None, sums)
 
 
+@pytest.mark.parametrize("implementation", ["auto", "triton", "torch"])
+@pytest.mark.parametrize("wrong", [(1, 20, 1, 16), (2, 21, 1, 16), (2, 20, 1, 32)], ids=["batch", "length", "width"])
+def test_keys_that_do_not_fit_the_queries_raise(wrong, implementation):
+    """Kernels would read beyond a tensor, and PyTorch would repeat a single sequence."""
+    q = draw(20)[0]
+    k = torch.randn(*wrong, device=DEVICE)
+    message = rf"k \[{', '.join(map(str, wrong))}\] with q \[2, 20, 2, 16\].*: the shape must be \[2, 20, 1, 16\]"
+    with pytest.raises(ValueError, match=message):
+        path_attention(q, k, k, k, k[..., 0], 0.25, implementation=implementation)
+
+
 @pytest.fixture
 def not_short(monkeypatch):
     """Treats short sequences like long ones: the backward pass recomputes tensors, and heads are interleaved."""
