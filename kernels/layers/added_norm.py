@@ -30,8 +30,13 @@ def added_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float) -> tuple[T
         that follow (autocast's if enabled), because they would round it anyway; the PyTorch norm has that of the sum.
 
     Raises:
-        RuntimeError: from PyTorch, for incompatible shapes.
+        ValueError: incompatible shapes.
     """
+    if branch.shape != x.shape or weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"branch {list(branch.shape)} and weight {list(weight.shape)} with x {list(x.shape)}: the shapes must be "
+            f"{list(x.shape)} and {list(x.shape[-1:])}"
+        )
     fits = weight.dtype == torch.float32 and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
     if x.device.type == "cuda" and INSTALLED and fits:
         return added_norm_op(x, branch, weight, eps, compute_dtype(x))[:2]
@@ -46,7 +51,7 @@ def added_norm_op(
     """The sum, its norm in `dtype`, and 1 / RMS of each row, in Triton."""
     from .norm_rows import forward
 
-    return forward(x.contiguous(), branch.contiguous(), weight, eps, dtype)
+    return forward(x.contiguous(), branch.contiguous(), weight.contiguous(), eps, dtype)
 
 
 @added_norm_op.register_fake
@@ -61,7 +66,7 @@ def added_norm_backward(
     """Gradients of x, branch and weight; see `backward` in kernels/layers/norm_rows.py."""
     from .norm_rows import backward
 
-    return backward(grad.contiguous(), normed_grad.contiguous(), total, rstd, weight, dtype)
+    return backward(grad.contiguous(), normed_grad.contiguous(), total, rstd, weight.contiguous(), dtype)
 
 
 @added_norm_backward.register_fake

@@ -69,3 +69,21 @@ def test_model_gradients_match_pytorch(monkeypatch, compiled):
     for name, parameter in found[0].items():
         error = (found[1][name].grad - parameter.grad).norm() / parameter.grad.norm()
         assert error < 1e-5, name
+
+
+def test_weight_with_gaps_between_its_elements():
+    torch.manual_seed(0)
+    x, branch = (torch.randn(3, 8, device=DEVICE, requires_grad=True) for _ in range(2))
+    weight = torch.randn(16, device=DEVICE)[::2].requires_grad_()
+    found, expected = added_norm_op(x, branch, weight, EPSILON, F32)[1], F.rms_norm(x + branch, (8,), weight, EPSILON)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn(3, 8, device=DEVICE)
+    given = (x, branch, weight)
+    torch.testing.assert_close(*(torch.autograd.grad(out, given, grad) for out in (found, expected)))
+
+
+@pytest.mark.parametrize(("branch", "weight"), [((1, 8), (8,)), ((2, 3, 8), (8,)), ((3, 7), (8,)), ((3, 8), (7,))])
+def test_wrong_shapes_raise(branch, weight):
+    """The kernel would read beyond a tensor that is too small."""
+    with pytest.raises(ValueError, match=r"branch \[.* with x \[3, 8\]: the shapes must be \[3, 8\] and \[8\]"):
+        added_norm(torch.randn(3, 8, device=DEVICE), torch.randn(branch), torch.randn(weight), EPSILON)
