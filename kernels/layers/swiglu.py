@@ -23,7 +23,12 @@ def silu_product(x: Tensor) -> Tensor:
 
     Returns:
         `[..., H]` in the dtype of x.
+
+    Raises:
+        ValueError: an odd number of channels.
     """
+    if x.shape[-1] % 2:
+        raise ValueError(f"x {list(x.shape)}: gate and up need an even number of channels")
     if x.device.type == "cuda" and INSTALLED and x.dtype != torch.float64:
         return silu_product_op(x)
     gate, up = x.chunk(2, -1)

@@ -63,3 +63,9 @@ def test_model_gradients_match_pytorch(monkeypatch, encoding, compiled):
     for name, parameter in found[0].items():
         error = (found[1][name].grad - parameter.grad).norm() / parameter.grad.norm()
         assert error < 1e-5, name
+
+
+def test_an_odd_number_of_channels_raises():
+    """The kernel would leave the last channel out and shift the rows after the first."""
+    with pytest.raises(ValueError, match=r"x \[2, 5\]: gate and up need an even number of channels"):
+        silu_product(torch.randn(2, 5, device=DEVICE))
