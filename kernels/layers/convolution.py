@@ -17,8 +17,16 @@ def causal_convolution(
 
     Returns:
         Outputs with the shape of `u`, and the next `tail`.
+
+    Raises:
+        ValueError: a `tail` of another shape.
     """
     length, reach = u.shape[1], len(taps) - 1
+    if tail is not None and tail.shape != (u.shape[0], reach, u.shape[2]):
+        raise ValueError(
+            f"tail {list(tail.shape)} with u {list(u.shape)}, {len(taps)} taps: the shape must be "
+            f"{[u.shape[0], reach, u.shape[2]]}"
+        )
     before = u.new_zeros(u.shape[0], reach, u.shape[2]) if tail is None else tail.to(u.dtype)
     padded = torch.cat([before, u], 1)
     out = u * taps[0]
