@@ -47,8 +47,10 @@ def summed_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNOR
         A float32 scalar, differentiable with respect to `x` and `weight`.
 
     Raises:
-        RuntimeError: from PyTorch, for incompatible shapes.
+        ValueError: another number of targets than rows of `x`.
+        RuntimeError: from PyTorch, for other incompatible shapes.
     """
+    _check(x, targets)
     dtype = compute_dtype(x)
     if x.device.type == "cuda" and INSTALLED and dtype in SMALL and len(weight) >= LARGE:
         return summed_nats_op(x, weight, targets, dtype, ignored)[0]
@@ -75,8 +77,10 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
         in `argmax`. An ignored target has 0 nats and is never right.
 
     Raises:
-        RuntimeError: from PyTorch, for incompatible shapes.
+        ValueError: another number of targets than rows of `x`.
+        RuntimeError: from PyTorch, for other incompatible shapes.
     """
+    _check(x, targets)
     dtype, vocabulary = compute_dtype(x), len(weight)
     x, weight = x.to(dtype), aligned(weight, dtype)
     nats = torch.empty(len(x), device=x.device)
@@ -167,6 +171,12 @@ def _(x, factor):
 
 
 summed_nats_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _check(x: Tensor, targets: Tensor) -> None:
+    """Raise ValueError if kernels would read beyond the targets, or chunks would leave some out."""
+    if targets.shape != x.shape[:-1]:
+        raise ValueError(f"targets {list(targets.shape)} with x {list(x.shape)}: there must be one for each row of x")
 
 
 def _pieces(x: Tensor, weight: Tensor) -> list[slice]:

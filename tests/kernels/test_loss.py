@@ -106,6 +106,19 @@ def test_chunked_token_nats(monkeypatch):
     torch.testing.assert_close(summed_nats(x, weight, targets), wanted.sum(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("function", [summed_nats, token_nats])
+@pytest.mark.parametrize("count", [0, 128, 400])
+def test_another_number_of_targets_raises(monkeypatch, function, count):
+    """Kernels would read beyond too few targets, and chunks of tokens would ignore those after the last token."""
+    from bearings.kernels.loss import cross_entropy as loss
+
+    monkeypatch.setattr(loss, "LOGITS_ON_CPU", 128 * 20)
+    x, weight = torch.randn(300, 4, device=DEVICE), torch.randn(20, 4, device=DEVICE)
+    targets = torch.zeros(count, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(ValueError, match=rf"targets \[{count}\] with x \[300, 4\]: there must be one for each row"):
+        function(x, weight, targets)
+
+
 def test_cpu_scoring_holds_few_logits_in_memory(monkeypatch):
     """The results equal those from all logits at once."""
     from bearings.kernels.loss import cross_entropy as loss
