@@ -139,14 +139,15 @@ def _check(
     delta: Tensor | None = None,
     sums: Tensor | None = None,
 ) -> None:
-    """Raise ValueError for inputs of `fused_attention` with which kernels would read out of bounds, or scale <= 0."""
+    """Raise ValueError for inputs of `fused_attention` with which kernels would read out of bounds, or a scale that is
+    not above 0."""
     check_shapes(q, k, documents)
-    if scale <= 0:
+    if not scale > 0:  # also for NaN
         raise ValueError(f"scale={scale}: it must be above 0")
     (batch, _, heads, width), (_, keys, kv_heads, _) = q.shape, k.shape
     for name, x, shape in (
         ("keys", k, (batch, keys, kv_heads, width)),
-        ("values", v, (batch, keys, kv_heads, v.shape[3])),
+        ("values", v, (batch, keys, kv_heads, v.shape[-1])),
         ("delta", delta, (kv_heads, width)),
         ("sums", sums, (batch, keys, heads)),
     ):

@@ -83,11 +83,16 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def check_shapes(q: Tensor, k: Tensor, documents: Documents | None) -> None:
-    """Raise ValueError for more queries than keys, indivisible heads, or packed documents with cached keys."""
+    """Raise ValueError for other than four dimensions, more queries than keys, indivisible heads, or documents whose
+    shape differs from that of the keys."""
+    if q.dim() != 4 or k.dim() != 4:
+        raise ValueError(
+            f"queries {list(q.shape)}, keys {list(k.shape)}: the shapes must be [B, T, H, D] and [B, S, Hkv, D]"
+        )
     length, keys, heads, kv_heads = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
     if length > keys:
         raise ValueError(f"{length} queries, {keys} keys: causal attention needs at least as many keys as queries")
-    if heads % kv_heads:
+    if not kv_heads or heads % kv_heads:
         raise ValueError(
             f"{heads} query heads, {kv_heads} key heads: the query heads must be a multiple of the key heads"
         )

@@ -55,7 +55,7 @@ def rope_attention(
         ValueError: incompatible shapes, a wrong number of frequencies, scale <= 0, or a requested implementation that
             does not support the inputs.
     """
-    scale, frequencies = scale_of(q, scale), frequencies_of(base, q.shape[-1] // 2)
+    scale, frequencies = scale_of(q, scale), frequencies_of(base, _pairs(q))
     out = fused_attention(q, k, v, scale, documents, implementation, "rotary", frequencies)
     if out is not None:
         return out
@@ -75,8 +75,15 @@ def rotate(x: Tensor, positions: Tensor, base: float | Sequence[float]) -> Tenso
     Returns:
         `[B, T, H, D]` in the dtype of x.
     """
-    angle = phases(positions, x.shape[-1] // 2, base).unsqueeze(-2)
+    angle = phases(positions, _pairs(x), base).unsqueeze(-2)
     return rotate_by(x, *cos_sin(angle, wide(x)))
+
+
+def _pairs(x: Tensor) -> int:
+    """Number of pairs of channels of `x [..., D]`. Raises ValueError if D is odd."""
+    if x.shape[-1] % 2:
+        raise ValueError(f"head_dim={x.shape[-1]}: RoPE needs a multiple of 2")
+    return x.shape[-1] // 2
 
 
 def rotate_by(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Inputs of attention that every implementation refuses."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ import torch
 from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, poisoned_memory  # noqa: F401
 
+from bearings.kernels.attention.distance import distance_attention
 from bearings.kernels.attention.fox import fox_attention
 from bearings.kernels.attention.merge import attention_lse
 from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.attention.pope import pope_attention
-from bearings.kernels.attention.rope import rope_attention
+from bearings.kernels.attention.rope import rope_attention, rotate
 from bearings.kernels.documents import Documents
 
 pytest.importorskip("triton")
@@ -80,3 +82,44 @@ def test_log_sum_exp_needs_a_positive_scale(implementation):
     q = torch.randn(1, 4, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match=r"scale=-0\.5: it must be above 0"):
         attention_lse(q, q, q, scale=-0.5, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "triton", "torch"])
+def test_a_scale_that_is_not_a_number_is_refused(implementation):
+    q, table = torch.randn(1, 4, 2, 16, device=DEVICE), torch.zeros(2, 3, device=DEVICE)
+    given = {"scale": math.nan, "implementation": implementation}
+    for call in (partial(nope_attention, q), partial(attention_lse, q), partial(distance_attention, q, table=table)):
+        with pytest.raises(ValueError, match=r"scale=nan: it must be above 0"):
+            call(k=q, v=q, **given)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "triton", "torch"])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_inputs_without_a_batch_are_refused(name, implementation):
+    given = {each: torch.randn(1, 4, 2, 16, device=DEVICE) for each in "qkv"}
+    given[name] = given[name][0]
+    message = r"\[4, 2, 16\].*: the shapes? must be \["
+    for operator in (nope_attention, rope_attention, attention_lse):
+        with pytest.raises(ValueError, match=message):
+            operator(**given, implementation=implementation)
+
+
+def test_inputs_without_heads_are_refused():
+    q = torch.randn(1, 4, 0, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="0 query heads, 0 key heads: the query heads must be a multiple"):
+        nope_attention(q, q, q)
+
+
+def test_a_table_without_heads_is_refused():
+    q = torch.randn(1, 4, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=r"table \[2\] with 2 query heads: it needs one row per query head"):
+        distance_attention(q, q, q, torch.zeros(2, device=DEVICE))
+
+
+@pytest.mark.parametrize("base", [100.0, [1.0] * 7], ids=repr)
+def test_an_odd_number_of_channels_has_no_pairs(base):
+    q = torch.randn(1, 4, 2, 15, device=DEVICE)
+    with pytest.raises(ValueError, match="head_dim=15: RoPE needs a multiple of 2"):
+        rope_attention(q, q, q, base)
+    with pytest.raises(ValueError, match="head_dim=15: RoPE needs a multiple of 2"):
+        rotate(q, torch.arange(4, device=DEVICE), base)
