@@ -85,7 +85,7 @@ def attend_in_blocks(
     n = 1
     while n * CHUNK < length:
         n *= 2
-    size = -(-length // n)
+    size = max(-(-length // n), 1)
 
     def chunked(x: Tensor) -> Tensor:  # [B, T, Hkv, ...] -> [B, Hkv, n, L, ...]
         x = F.pad(x.to(wide(q)), (0, 0) * (x.dim() - 2) + (0, n * size - length))

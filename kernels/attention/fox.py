@@ -73,7 +73,7 @@ def fox_attention(
             blocks = attend_in_blocks(q, k, v, plain_chunks, scale, documents, sums)
             return blocks.softmax.result(q.shape[1]).to(v.dtype)
     sums = sums.transpose(1, 2)
-    bias = sums[..., -q.shape[1] :].unsqueeze(-1) - sums.unsqueeze(-2)
+    bias = sums[..., k.shape[1] - q.shape[1] :].unsqueeze(-1) - sums.unsqueeze(-2)
     return causal_attention(q, k, v, documents=documents, scale=scale, bias=bias.to(q.dtype))
 
 

@@ -68,8 +68,8 @@ def _attend(
 ) -> Tensor:
     """Numerators and denominators `[B, T, H, D + 1]`, in n chunks of L queries. `starts [B, T]`: their first keys."""
     length, heads, reach = q.shape[1], k.shape[2], factors.shape[1] - 1
-    size = min(chunk, length)
-    n = -(-length // size)
+    size = max(min(chunk, length), 1)
+    n = max(-(-length // size), 1)
     end = n * size - length
 
     def chunked(x: Tensor) -> tuple[Tensor, Tensor]:  # [B, S, Hkv, ...] -> [B, Hkv, n, reach + L, ...], [..., L, ...]

@@ -38,7 +38,7 @@ def nearest_and_first(
     length, keys, first = q.shape[1], k.shape[1], far_k.shape[1]
     parts = []
     with torch.autocast(q.device.type, enabled=False):
-        for begin in range(0, length, ROWS):
+        for begin in range(0, max(length, 1), ROWS):
             rows = slice(begin, min(begin + ROWS, length))
             t = torch.arange(keys - length, keys, device=q.device)[rows, None]
             near = slice(max(0, keys - length + rows.start - window + 1), keys - length + rows.stop)

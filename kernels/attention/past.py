@@ -25,7 +25,7 @@ def past_attention(
     Returns:
         The output, `[B, T, H, Dv]` in the dtype of v, and the natural log-sum-exp, `[B, T, H]` in float32 or wider.
     """
-    if by_kernel:
+    if by_kernel and k.shape[1]:  # the kernel would divide by a sum over no keys
         from .flash_past import past_forward  # imports Triton, which is not available on every platform
 
         out, lse = past_forward(q, k, v, sums)

@@ -22,7 +22,7 @@ def moving_average(
         `[B, T, C]`.
     """
     length = x.shape[1]
-    size = min(CHUNK, length)
+    size = max(min(CHUNK, length), 1)
     padding = -length % size
     chunks = (
         F.pad(x, (0, 0, 0, padding)).unflatten(1, (-1, size)).unflatten(-1, (len(log_decay), -1))

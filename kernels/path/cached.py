@@ -118,4 +118,4 @@ def attend_behind(q, k, v, w, beta, scale: float, sums: Tensor | None, past: tup
             earlier = by_head(earlier, k.shape[2], keys.shape[1])
             scores = scores + gates(later, earlier, earlier[..., -1:], dtype).unsqueeze(2)
         softmax = softmax.fold(scores, one_block(values, dtype))
-    return softmax.result(length)[:, -tokens:].to(v.dtype)
+    return softmax.result(length)[:, length - tokens :].to(v.dtype)

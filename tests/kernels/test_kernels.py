@@ -18,10 +18,13 @@ from bearings.encodings.rope import RoPE
 from bearings.kernels import reference
 from bearings.kernels.attention.blocks import CHUNK
 from bearings.kernels.attention.fox import cumulative_log_gates, fox_attention
+from bearings.kernels.attention.kernelized import kernelized_attention
+from bearings.kernels.attention.lm_infinite import nearest_and_first
 from bearings.kernels.attention.plain import causal_attention
 from bearings.kernels.attention.pope import magnitude, pope_key, pope_query
 from bearings.kernels.attention.rope import phases, rotate
 from bearings.kernels.documents import Documents
+from bearings.kernels.layers.moving_average import moving_average
 from bearings.kernels.path.attention import path_attention
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -356,3 +359,22 @@ def test_reference_saves_scores_but_nothing_by_channel():
         with torch.autograd.graph.saved_tensors_hooks(lambda x, to=saved: to.append(x) or x, lambda x: x):
             attention(q, k, v, positions)
         assert sum({x.data_ptr(): x.untyped_storage().nbytes() for x in saved}.values()) < 5 * scores
+
+
+@pytest.mark.parametrize("keys", [0, 5])
+def test_no_queries_give_an_empty_output(keys):
+    q, k = torch.randn(2, 0, 4, 16), torch.randn(2, keys, 2, 16, requires_grad=True)
+    sums, w, beta = torch.zeros(2, keys, 4, dtype=torch.float64), torch.zeros_like(k), torch.zeros(2, keys, 2)
+    outs = [
+        causal_attention(q, k, k),
+        fox_attention(q, k, k, sums),
+        nearest_and_first(q, k, k, q, k[:, :1], 2, 0.25),
+        kernelized_attention(q, k, k, torch.ones(4, 6)),
+    ]
+    if not keys:
+        outs.append(path_attention(q, k, k, w, beta, 0.25))
+    for out in outs:
+        assert out.shape == (2, 0, 4, 16)
+        assert not torch.autograd.grad(out.sum(), k, allow_unused=True)[0].any()
+    for before in (None, torch.randn(2, 6)):
+        assert moving_average(torch.randn(2, 0, 6), -torch.ones(3), before=before).shape == (2, 0, 6)

@@ -70,7 +70,16 @@ def as_seen_by(token, k, w, beta):
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
-    "pieces", [[1, 1, 1], [70, 1, 1], [33, 90, 2], [3, 1, 59, 1, 1], [1, 62, 1, 30, 140], [300, 1, 130, 27]]
+    "pieces",
+    [
+        [1, 1, 1],
+        [0, 70, 0, 1, 0, 57, 0, 1],
+        [70, 1, 1],
+        [33, 90, 2],
+        [3, 1, 59, 1, 1],
+        [1, 62, 1, 30, 140],
+        [300, 1, 130, 27],
+    ],
 )
 def test_chunked_passes_match_full_pass(pieces, gated, short_frames):
     q, k, v, w, beta, sums = draw(sum(pieces), gated=gated)

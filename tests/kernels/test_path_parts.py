@@ -1,5 +1,6 @@
 """PaTH attention by parts of a sequence, as ranks that share rows compute it, compared with the whole sequence."""
 
+import math
 from functools import partial
 from importlib import import_module
 
@@ -163,6 +164,8 @@ def test_attention_to_the_past(queries, keys, gated):
         found.append([out, lse, *torch.autograd.grad((out, lse), leaves, given)])
     for a, b in zip(*found, strict=True):
         assert error(b, a) < 2e-6
+    out, lse = past_attention(q.float(), k[:, :0].float(), v[:, :0].float(), None, True)
+    assert (out.abs().sum(), lse.max()) == (0, -math.inf)
     scores = torch.einsum("bthd,bshd->bths", q, k.repeat_interleave(2, 2))
     scores = scores if sums is None else scores - sums.transpose(1, 2).unsqueeze(1)
     expected = torch.einsum("bths,bshd->bthd", scores.softmax(-1), v.repeat_interleave(2, 2))
