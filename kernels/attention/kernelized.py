@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ..compiling import uncompiled
 from ..documents import Documents
 from ..precision import wide
+from .plain import check_shapes
 from .rows import by_difference
 
 CHUNK = 128
@@ -38,12 +39,21 @@ def kernelized_attention(
         v: values, `[B, S, Hkv, D]`.
         factors: c by query head and distance, `[H, N]`, positive. The last one applies to greater distances too.
         documents: boundaries of packed documents; needs S = T. Default: None, each row is one document.
-        sums: `feature_sums` of the keys before the first of S, `[B, Hkv, M, D + 1]`. Default: None, there are none.
+        sums: `feature_sums` of the keys before the first of S, `[B, Hkv, M, D + 1]`. Each of them must be at least
+            N - 1 tokens before the first query. Default: None, there are none.
         chunk: number of queries that are computed together, or N if that is more. Default: `CHUNK`.
 
     Returns:
         `[B, T, H, D]` in the dtype of v. Computed in float32 or wider.
+
+    Raises:
+        ValueError: incompatible shapes.
     """
+    check_shapes(q, k, documents)
+    earlier, reach = k.shape[1] - q.shape[1], factors.shape[1] - 1
+    if earlier > (reach if documents is None else 0):
+        allowed = f"at most {reach}, one less than the distances in factors," if documents is None else "none"
+        raise ValueError(f"{k.shape[1]} keys, {q.shape[1]} queries: there must be {allowed} before the queries")
     starts = None if documents is None else documents.borders[0]
     with torch.autocast(q.device.type, enabled=False):
         dtype = wide(v)

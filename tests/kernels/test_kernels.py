@@ -378,3 +378,14 @@ def test_no_queries_give_an_empty_output(keys):
         assert not torch.autograd.grad(out.sum(), k, allow_unused=True)[0].any()
     for before in (None, torch.randn(2, 6)):
         assert moving_average(torch.randn(2, 0, 6), -torch.ones(3), before=before).shape == (2, 0, 6)
+
+
+def test_kernelized_attention_refuses_keys_that_it_would_leave_out():
+    q, k = torch.rand(2, 3, 4, 5), torch.rand(2, 6, 2, 5)
+    kernelized_attention(q, k, k, torch.ones(4, 4))
+    with pytest.raises(ValueError, match="6 keys, 3 queries: there must be at most 2, one less than the distances"):
+        kernelized_attention(q, k, k, torch.ones(4, 3))
+    with pytest.raises(ValueError, match="6 keys, 3 queries: there must be none before the queries"):
+        kernelized_attention(q, k, k, torch.ones(4, 4), Documents.of(torch.zeros(2, 6)))
+    with pytest.raises(ValueError, match="6 queries, 3 keys: causal attention needs at least as many keys as queries"):
+        kernelized_attention(k, q, q, torch.ones(2, 4))
