@@ -37,7 +37,7 @@ class Documents:
         Raises:
             RuntimeError: there are more than `most` documents; on a GPU, a device-side assertion.
         """
-        runs = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))
+        runs = F.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1 if ids.shape[1] else 0, 0))
         starts, ends = torch.searchsorted(runs, runs), torch.searchsorted(runs, runs, right=True)
         positions = torch.arange(ids.shape[1], device=ids.device) - starts
         return cls(positions, torch.stack([starts, ends]).int(), None if most is None else _ends(positions, most))
@@ -51,7 +51,13 @@ class Documents:
         return cls(positions, borders.int(), cu_seqlens)
 
     def within(self, window: int) -> "Documents":
-        """The same limits, and each token sees only itself and the `window - 1` tokens before it."""
+        """The same limits, and each token sees only itself and the `window - 1` tokens before it.
+
+        Raises:
+            ValueError: `window` is less than 1.
+        """
+        if window < 1:
+            raise ValueError(f"window={window}: it must be at least 1, as a token sees itself")
         starts, ends = self.borders
         tokens = torch.arange(starts.shape[1], device=starts.device, dtype=starts.dtype)
         near = torch.stack([starts.maximum(tokens - (window - 1)), ends.minimum(tokens + window)])
@@ -65,6 +71,8 @@ def bounded(documents: Documents | None) -> bool:
 
 def _ends(positions: Tensor, most: int) -> Tensor:
     """`Documents.cu_seqlens` for `most` documents, which begin where `positions [B, S]` are 0."""
+    if not positions.numel():
+        return torch.zeros(most + 1, dtype=torch.int32, device=positions.device)
     numbers = (positions == 0).flatten().cumsum(0)  # number of each token's document, from 1
     message = f"the rows hold more than {most} documents"
     torch._assert_async(numbers[-1] <= most, message)  # pyright: ignore[reportPrivateImportUsage]

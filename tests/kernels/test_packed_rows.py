@@ -37,3 +37,18 @@ def test_window():
     assert found.borders[:, 0].tolist() == [starts, ends]
     assert (found.window, found.within(5).window, found.within(2).window) == (3, 3, 2)
     assert torch.equal(Documents.single(2, 8, torch.device("cpu")).borders[:, 1], torch.tensor([[0] * 8, [8] * 8]))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
+def test_no_tokens(shape):
+    found = Documents.of(torch.zeros(shape, dtype=torch.int64), 3)
+    assert (found.positions.shape, found.borders.shape) == (shape, (2, *shape))
+    assert found.cu_seqlens.tolist() == [0] * 4
+    assert found.within(2).borders.shape == (2, *shape)
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_token_sees_at_least_itself(window):
+    """Otherwise its softmax would be over no keys."""
+    with pytest.raises(ValueError, match=rf"window={window}: it must be at least 1"):
+        Documents.of(torch.zeros(1, 4, dtype=torch.int64)).within(window)
