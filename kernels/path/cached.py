@@ -47,8 +47,10 @@ def path_attention_cached(
         `[B, T, H, Dv]` in the dtype of `values`.
 
     Raises:
-        ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
+        ValueError: incompatible shapes, no room for the tokens in the cache, or a requested implementation that does
+            not support the inputs.
     """
+    _check(q, w, beta, keys, values, turns, sums)
     held, pending, tokens = turns.held, turns.pending, q.shape[1]
     if tokens == 1:
         decode = decode_in_torch
@@ -84,6 +86,31 @@ def path_attention_cached(
             for old, new in zip((turns.window[:, :, :rest], turns.product), pushed(*parts), strict=True):
                 old.copy_(new.squeeze(2))
     return out
+
+
+def _check(q: Tensor, w: Tensor, beta: Tensor, keys: Tensor, values: Tensor, turns: Turns, sums: Tensor | None) -> None:
+    """Raise ValueError for inputs with which the decoding kernel would read or write out of bounds."""
+    (batch, tokens, heads, width), (_, capacity, kv_heads, _) = q.shape, keys.shape
+    if heads % kv_heads:
+        raise ValueError(
+            f"{heads} query heads, {kv_heads} key heads: the query heads must be a multiple of the key heads"
+        )
+    for name, x, shape in (
+        ("keys", keys, (batch, capacity, kv_heads, width)),
+        ("values", values, (batch, capacity, kv_heads, values.shape[-1])),
+        ("w", w, (batch, tokens, kv_heads, width)),
+        ("beta", beta, (batch, tokens, kv_heads)),
+        ("sums", sums, (batch, capacity, heads)),
+    ):
+        if x is not None and x.shape != shape:
+            raise ValueError(
+                f"{name} {list(x.shape)} with q {list(q.shape)}, keys {list(keys.shape)}: the shape must be "
+                f"{list(shape)}"
+            )
+    if turns.held + turns.pending + tokens > capacity:
+        raise ValueError(
+            f"{tokens} tokens after {turns.held + turns.pending} in a cache of {capacity}: create a larger cache"
+        )
 
 
 def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:

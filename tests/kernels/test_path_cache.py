@@ -150,3 +150,41 @@ def test_autocast_does_not_round_cached_products(short_frames):
     plain = in_pieces([1] * 4 * WINDOW, *inputs)[0]
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(in_pieces([1] * 4 * WINDOW, *inputs)[0], plain)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        ("q", (1, None, 4, 16), r"keys \[2, 6, 2, 16\]"),
+        ("q", (2, None, 4, 8), r"keys \[2, 6, 2, 16\]"),
+        ("values", (2, 4, 2, 16), r"values \[2, 4, 2, 16\]"),
+        ("w", (1, None, 2, 16), r"w \[1, "),
+        ("w", (2, None, 1, 16), r"w \[2, "),
+        ("beta", (2, None, 1), r"beta \[2, "),
+        ("sums", (2, 4, 4), r"sums \[2, 4, 4\]"),
+        ("sums", (2, 6, 2), r"sums \[2, 6, 2\]"),
+    ],
+)
+def test_wrong_shapes_raise(name, shape, wanted, tokens, implementation):
+    """The decoding kernel would read beyond a tensor that is too small."""
+    shapes = {"q": (2, tokens, 4, 16), "w": (2, tokens, 2, 16), "beta": (2, tokens, 2)}
+    shapes |= {"keys": (2, 6, 2, 16), "values": (2, 6, 2, 16), "sums": (2, 6, 4)}
+    shapes[name] = tuple(tokens if size is None else size for size in shape)
+    given = {each: torch.zeros(size, device=DEVICE) for each, size in shapes.items()}
+    turns = new_turns(2, 6, 2, 16, given["keys"])
+    with pytest.raises(ValueError, match=wanted + r".* with q \[.*: the shape must be \["):
+        path_attention_cached(**given, scale=0.25, turns=turns, implementation=implementation)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "triton"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_a_full_cache_raises(tokens, implementation):
+    q, k, v, w, beta, _ = draw(5, dtype=torch.float32)
+    turns = new_turns(2, 5, 2, 16, k)
+    with torch.no_grad():
+        path_attention_cached(q, w, beta, 0.25, k, v, turns)
+        new = (x[:, :tokens] for x in (q, w, beta))
+        with pytest.raises(ValueError, match=f"{tokens} tokens after 5 in a cache of 5: create a larger cache"):
+            path_attention_cached(*new, 0.25, k, v, turns, None, implementation)
