@@ -170,7 +170,7 @@ def path_directions(u: Tensor, taps: Tensor | None, places: Tensor | None, kv_he
     Returns:
         w, `[B, T, Hkv, D]` in the dtype of u.
     """
-    u, places = u.contiguous(), None if places is None else places.contiguous()
+    u, taps, places = u.contiguous(), *(None if x is None else x.contiguous() for x in (taps, places))
     out = u.new_empty(*u.shape[:2], kv_heads, u.shape[2] // kv_heads)
     launch = unit_launch(u.shape, 0 if taps is None else len(taps), places is not None, kv_heads, silu, False)
     launch(U=u, TAPS=taps, PLACES=places, OUT=out)
@@ -182,7 +182,8 @@ def path_directions_backward(
     u: Tensor, taps: Tensor | None, places: Tensor | None, kv_heads: int, silu: bool, dw: Tensor
 ) -> tuple[Tensor, Tensor]:
     """du, and dtaps in float32 (empty without taps)."""
-    u, dw, places = u.contiguous(), dw.contiguous(), None if places is None else places.contiguous()
+    u, dw = u.contiguous(), dw.contiguous()
+    taps, places = (None if x is None else x.contiguous() for x in (taps, places))
     given = u.shape, 0 if taps is None else len(taps), places is not None
     programs = u.shape[0] * triton.cdiv(u.shape[1], ROWS * STEPS)
     dx, shares = torch.empty_like(u), torch.empty(programs, given[1], u.shape[2], device=u.device)

@@ -381,3 +381,15 @@ def test_direction_kernel_matches_pytorch(options, packed):
         found.append([w, *torch.autograd.grad(w, leaves, seed)])
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_direction_kernel_reads_taps_with_gaps():
+    torch.manual_seed(0)
+    u, taps = torch.randn(2, 9, 32, device=DEVICE, requires_grad=True), torch.randn(3, 64, device=DEVICE)[:, ::2]
+    found = []
+    for weights in (taps, taps.contiguous()):
+        leaf = weights.requires_grad_()
+        w = path_direction.path_directions(u, leaf, None, 2, True)
+        found.append([w, *torch.autograd.grad(w[..., 0].sum(), (u, leaf))])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
