@@ -72,8 +72,10 @@ class Stretch:
     def __post_init__(self):
         if self.form not in get_args(Form):
             raise ValueError(f"stretch={self.form}: it must be one of {', '.join(get_args(Form))}")
-        if self.factor < 1 or self.length < 1:
-            raise ValueError(f"stretch: factor={self.factor} and length={self.length}: both must be at least 1")
+        if not (1 <= self.factor < math.inf and 1 <= self.length < math.inf):  # also for NaN
+            raise ValueError(
+                f"stretch: factor={self.factor} and length={self.length}: both must be at least 1, and finite"
+            )
         if self.form == "lm_infinite" and not 1 <= self.first < self.length:
             raise ValueError(
                 f"first_tokens={self.first}: lm_infinite needs at least 1 and fewer than the trained {self.length}"

@@ -72,7 +72,10 @@ def test_dynamic_ntk_matches_ntk_for_actual_length():
         assert Stretch("dynamic_ntk", 1, 64).frequencies(4, 1e4, tokens) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("form", "factor", "length"), [("magic", 2, 64), ("ntk", 0.5, 64), ("yarn", 2, 0)])
+@pytest.mark.parametrize(
+    ("form", "factor", "length"),
+    [("magic", 2, 64), ("ntk", 0.5, 64), ("yarn", 2, 0), ("ntk", math.nan, 64), ("yarn", math.inf, 64)],
+)
 def test_values_out_of_range_raise(form, factor, length):
     with pytest.raises(ValueError, match=r"must be (one of|at least)"):
         Stretch(form, factor, length)
