@@ -73,7 +73,9 @@ def compositions():
 
 
 @pytest.mark.parametrize("arguments", list(compositions()))
-def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path):
+def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path, monkeypatch):
+    (tmp_path / "my-midi").mkdir()  # the folder of experiment=midi
+    monkeypatch.chdir(tmp_path)
     config, hydra = composed_by(*arguments.split())
     with outlined():
         Session.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)

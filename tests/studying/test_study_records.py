@@ -314,6 +314,6 @@ def test_rows_of_comparisons_with_other_data_name_the_comparison(tmp_path):
     (tmp_path / "study.yaml").write_text("runs: [experiment=debug]\n")
     for steps, store in ((20, "5" * 64), (40, "6" * 64)):
         make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}", store=store)
-    places = (row["study"].partition(", ")[2] for row in read_outcome(tmp_path).rows)
+    places = (row["comparison"] for row in read_outcome(tmp_path).rows)
     named = sorted(re.sub("-[0-9a-f]{6}", "-HASH", place) for place in places)
     assert named == ["jsb-HASH, steps=20", "jsb-HASH, steps=40"]
