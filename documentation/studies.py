@@ -10,6 +10,7 @@ from .markdown import Open, write
 PAGES = Path(__file__).parent.parent / "docs"
 MARK = "<!-- results -->\n"
 LINK = re.compile(r"\((\w+)/README\.md\)")
+PLANNED = re.compile(r"\[(\w+)\]\(\1/study\.yaml\)")  # which have no page yet
 PAGE_OF = re.compile(r"\.\./\.\./studies/(\w+)/README\.md")  # as links in the repository
 PICTURE = re.compile(r"\]\(([\w-]+\.svg)\)")
 
@@ -39,4 +40,4 @@ def write_studies(opened: Open) -> None:
 def overview() -> str:
     """What the page of all studies says, with links between the pages of the documentation."""
     text = PAGE.read_text(encoding="utf-8").partition("\n\n")[2]
-    return LINK.sub(r"(\1.md)", text.replace("## All studies", "### All studies"))
+    return LINK.sub(r"(\1.md)", PLANNED.sub(r"`\1`", text.replace("\n## ", "\n### ")))

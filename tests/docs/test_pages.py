@@ -135,6 +135,13 @@ def test_every_study_with_records_has_a_page_and_a_link():
     assert {*gallery.SHOWN.values()} <= {*kept}
 
 
+def test_a_planned_study_is_on_the_site_without_a_link(tmp_path, monkeypatch):
+    """mkdocs would refuse the link to its study.yaml."""
+    (tmp_path / "README.md").write_text("# Studies\n\nText.\n\n## Planned studies\n\n- [new](new/study.yaml): Why?\n")
+    monkeypatch.setattr("bearings.documentation.studies.PAGE", tmp_path / "README.md")
+    assert overview() == "Text.\n\n### Planned studies\n\n- `new`: Why?\n"
+
+
 def test_links_to_studies_work_in_the_repository_and_on_the_site():
     text = (DOCS / "results" / "index.md").read_text(encoding="utf-8")
     linked = PAGE_OF.findall(text)
