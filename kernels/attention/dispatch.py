@@ -10,7 +10,7 @@ from ..choice import LIBRARIES, UNBOUNDED, Needs, Plan, choose
 from ..compiling import cached
 from ..documents import Documents, bounded
 from ..precision import compute_dtype
-from .plain import check_shapes, differentiated
+from .plain import check_shapes, differentiated, refuse_shapes
 
 FEW, ROWS = 16, 64  # limits of the decoding kernel: new tokens; new tokens times query heads per key head
 
@@ -145,14 +145,10 @@ def _check(
     if not scale > 0:  # also for NaN
         raise ValueError(f"scale={scale}: it must be above 0")
     (batch, _, heads, width), (_, keys, kv_heads, _) = q.shape, k.shape
-    for name, x, shape in (
-        ("keys", k, (batch, keys, kv_heads, width)),
-        ("values", v, (batch, keys, kv_heads, v.shape[-1])),
-        ("delta", delta, (kv_heads, width)),
-        ("sums", sums, (batch, keys, heads)),
-    ):
-        if x is not None and x.shape != shape:
-            raise ValueError(
-                f"{name} {list(x.shape)} with queries {list(q.shape)}, keys {list(k.shape)}: the shape must be "
-                f"{list(shape)}"
-            )
+    wanted = {
+        "keys": (k, (batch, keys, kv_heads, width)),
+        "values": (v, (batch, keys, kv_heads, v.shape[-1])),
+        "delta": (delta, (kv_heads, width)),
+        "sums": (sums, (batch, keys, heads)),
+    }
+    refuse_shapes(q, k, wanted)

@@ -1,5 +1,7 @@
 """Causal softmax attention in PyTorch with grouped heads, packed documents and an additive bias."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -100,6 +102,15 @@ def check_shapes(q: Tensor, k: Tensor, documents: Documents | None) -> None:
         raise ValueError(
             f"documents {list(documents.borders.shape[1:])} with keys {list(k.shape)}: the shape must be [B, S]"
         )
+
+
+def refuse_shapes(q: Tensor, k: Tensor, wanted: Mapping[str, tuple[Tensor | None, Sequence[int]]]) -> None:
+    """Raise ValueError for a tensor in `wanted`, by name, that has another shape than the one given with it."""
+    for name, (x, shape) in wanted.items():
+        if x is not None and x.shape != tuple(shape):
+            raise ValueError(
+                f"{name} {list(x.shape)} with q {list(q.shape)}, k {list(k.shape)}: the shape must be {list(shape)}"
+            )
 
 
 def visible_pairs(length: int, keys: int, documents: Documents | None, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ PaTH (Yang et al., arXiv 2505.16381): with H_s = I - beta_s w_s w_s^T,
 import torch
 from torch import Tensor
 
-from ..attention.plain import check_shapes
+from ..attention.plain import check_shapes, refuse_shapes
 from ..choice import Implementation, Needs, Plan, choose
 from ..documents import Documents
 from .chunks import path_block
@@ -52,13 +52,14 @@ def path_attention(
         ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
     check_shapes(q, k, documents)
-    wanted = {"k": (k, (*q.shape[:2], k.shape[2], q.shape[3])), "v": (v, k.shape[:3]), "w": (w, k.shape)}
-    wanted |= {"beta": (beta, k.shape[:3]), "sums": (sums, q.shape[:3])}
-    for name, (x, shape) in wanted.items():
-        if x is not None and x.shape[: len(shape)] != shape:
-            raise ValueError(
-                f"{name} {list(x.shape)} with q {list(q.shape)}, k {list(k.shape)}: the shape must be {list(shape)}"
-            )
+    wanted = {
+        "k": (k, (*q.shape[:2], k.shape[2], q.shape[3])),
+        "v": (v, (*k.shape[:3], v.shape[-1])),
+        "w": (w, k.shape),
+        "beta": (beta, k.shape[:3]),
+        "sums": (sums, q.shape[:3]),
+    }
+    refuse_shapes(q, k, wanted)
     if planned(implementation, q, v).implementation == "triton":
         from .flash import path_flash_attention  # imports Triton, which is not available on every platform
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..attention.blocks import by_group, by_head, gates
-from ..attention.plain import differentiated
+from ..attention.plain import check_shapes, differentiated, refuse_shapes
 from ..choice import Implementation, Plan
 from ..precision import wide
 from .attention import path_attention, planned
@@ -91,26 +91,19 @@ def path_attention_cached(
 def _check(q: Tensor, w: Tensor, beta: Tensor, keys: Tensor, values: Tensor, turns: Turns, sums: Tensor | None) -> None:
     """Raise ValueError for inputs with which the decoding kernel would read or write out of bounds."""
     (batch, tokens, heads, width), (_, capacity, kv_heads, _) = q.shape, keys.shape
-    if heads % kv_heads:
-        raise ValueError(
-            f"{heads} query heads, {kv_heads} key heads: the query heads must be a multiple of the key heads"
-        )
-    for name, x, shape in (
-        ("keys", keys, (batch, capacity, kv_heads, width)),
-        ("values", values, (batch, capacity, kv_heads, values.shape[-1])),
-        ("w", w, (batch, tokens, kv_heads, width)),
-        ("beta", beta, (batch, tokens, kv_heads)),
-        ("sums", sums, (batch, capacity, heads)),
-    ):
-        if x is not None and x.shape != shape:
-            raise ValueError(
-                f"{name} {list(x.shape)} with q {list(q.shape)}, keys {list(keys.shape)}: the shape must be "
-                f"{list(shape)}"
-            )
     if turns.held + turns.pending + tokens > capacity:
         raise ValueError(
             f"{tokens} tokens after {turns.held + turns.pending} in a cache of {capacity}: create a larger cache"
         )
+    check_shapes(q, keys, None)
+    wanted = {
+        "keys": (keys, (batch, capacity, kv_heads, width)),
+        "values": (values, (batch, capacity, kv_heads, values.shape[-1])),
+        "w": (w, (batch, tokens, kv_heads, width)),
+        "beta": (beta, (batch, tokens, kv_heads)),
+        "sums": (sums, (batch, capacity, heads)),
+    }
+    refuse_shapes(q, keys, wanted)
 
 
 def decode_in_torch(q, w, beta, scale: float, keys, values, turns: Turns, sums: Tensor | None) -> Tensor:
