@@ -4,9 +4,9 @@ import base64
 from collections.abc import Iterator
 from html import escape
 
+from ..reporting.contestant import Contestant
 from ..reporting.reading import read_study
 from ..reporting.samples import Sample, samples_of
-from ..reporting.study import Contestant
 from ..studying.catalogue import STUDIES, studies
 from .facts import documented
 from .markdown import Open, write

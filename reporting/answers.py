@@ -4,11 +4,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..core.words import plural
+from .contestant import Contestant
 from .naming import parenthesised
 from .scores import FEW_SEEDS, Score
 from .solving import Solving
 from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import Comparison, Contestant
+from .study import Comparison
 from .tables import at_least, p_value, percentages, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one

@@ -8,10 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .contestant import Contestant
 from .drawing import INK, QUIET, Plot, legend_above, styled, wrapped, write_plot
 from .mechanism_files import mechanism_of
 from .mechanisms import SOURCE
-from .study import Comparison, Contestant
+from .study import Comparison
 from .tables import Row, Table
 
 FIRST = 4  # tokens, as in StreamingLLM

@@ -7,10 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from .attention import one_legend
+from .contestant import Contestant
 from .drawing import Plot, axis_of_lengths, styled, wrapped, write_plot
 from .mechanism_files import mechanism_of
 from .mechanisms import SOURCE
-from .study import Comparison, Contestant
+from .study import Comparison
 
 TITLES = {"unrotated": "rotation stopped: content remains", "removed": "channels removed"}
 

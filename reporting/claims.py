@@ -9,12 +9,13 @@ import numpy as np
 
 from ..core.errors import shortened
 from ..core.options import Count, Options
+from .contestant import Contestant
 from .intervals import seed_interval
 from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
 from .scores import ALPHA
 from .solving import rates_p, solving
 from .statistics import FEWEST_SEEDS
-from .study import Comparison, Contestant, Study
+from .study import Comparison, Study
 from .tables import Row, Table, interval, p_value, with_sign
 
 PER_CENT = 100.0

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from .contestant import Contestant
 from .naming import short
 from .scores import Score
 from .statistics import Difference
-from .study import Contestant
 from .tables import Row, Table, interval, p_value, percentage, with_sign
 
 

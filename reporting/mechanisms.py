@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 
 from ..core.legend_records import legends_of
 from ..core.legends import Elements, Legend
+from .contestant import Contestant
 from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, write_plot
 from .mechanism_files import QUANTILES, mechanism_of, quantiles_of
 from .naming import file_name
-from .study import Comparison, Contestant
+from .study import Comparison
 
 MOST_HEADS = 1500  # in one plot: Matplotlib draws at most 2^16 pixels
 MOST_NAMED = 36  # heads, each with a label

@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 
 from ..core.theme import LIGHT, Theme, themed
 from ..domains import pianoroll
+from .contestant import Contestant
 from .drawing import FONTS, legend_above, styled, svg_of
 from .forest import draw_forest, forest_rows, legend_of, reach
 from .plots import cost_rows, draw_cost, styles_of
 from .scores import Score
-from .study import Contestant
 from .tables import Row
 
 THEMES: dict[str, Theme] = {"": "light", "-dark": "dark"}  # by the ending of a file's name

@@ -25,6 +25,7 @@ from ..session.item_files import read_items
 from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
+from .contestant import Contestant
 from .finished import MLP, RATE, Listed, Run
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
@@ -32,7 +33,7 @@ from .naming import file_name, short
 from .packed import RUNS, read_packed
 from .planned import absent, searched_keys, unmade_models
 from .sample_metrics import read_metrics
-from .study import MISSING, REFUSED, Comparison, Contestant, Study, Trouble, differing, unusual
+from .study import MISSING, REFUSED, Comparison, Study, Trouble, differing, unusual
 from .study_list import LIST, read_list
 
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")

@@ -13,7 +13,7 @@ import soundfile
 from ..core.packed_paths import AnyPath
 from ..domains import pianoroll
 from ..session.trust import located
-from .study import Contestant
+from .contestant import Contestant
 
 RATE = 16000  # Hz
 LONGEST = 20  # seconds of sound

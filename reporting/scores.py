@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .contestant import Contestant
 from .intervals import CONFIDENCE
 from .naming import settings_of
 from .solving import Solving, rates_p, solving
@@ -19,7 +20,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import MOST_SETTINGS, Comparison, Contestant, Study, coming, differing
+from .study import MOST_SETTINGS, Comparison, Study, coming, differing
 
 ALPHA = 1 - CONFIDENCE
 FEW_SEEDS = "not enough seeds"  # verdict

@@ -6,8 +6,9 @@ from functools import lru_cache
 
 import scipy
 
+from .contestant import Contestant
 from .intervals import CONFIDENCE
-from .study import Comparison, Contestant
+from .study import Comparison
 
 Rate = tuple[int, int]  # number of solved seeds, number of seeds
 

@@ -9,12 +9,13 @@ import scipy
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
+from .contestant import Contestant
 from .drawing import Plot, legend_above, styled, wrapped, write_plot
 from .naming import parenthesised
 from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
-from .study import Comparison, Contestant, Study, coming
+from .study import Comparison, Study, coming
 from .tables import Row, Table, at_least, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
