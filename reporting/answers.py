@@ -44,7 +44,7 @@ def answers(found: Sequence[Score], reference: str) -> list[Answer]:
     for score in found:
         places.setdefault((score.comparison.name, score.split), []).append(score)
     results = [
-        Answer(title_of(scores[0]), [*_clauses(scores, reference), *_same_models(scores[0].comparison)])
+        Answer(title_of(scores[0]), [*_clauses(scores, reference, len(places)), *_same_models(scores[0].comparison)])
         for scores in places.values()
     ]
     return [result for result in results if result.clauses]
@@ -56,7 +56,8 @@ def title_of(score: Score) -> str:
     return f"{score.comparison.name}, {score.split}" if several else score.comparison.name
 
 
-def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
+def _clauses(scores: Sequence[Score], reference: str, places: int) -> list[str]:
+    """The clauses of one of `places` comparisons and splits."""
     references = [each for each in scores if each.is_reference]
     compared = [each for each in scores if each.chosen and not each.is_reference]
     if compared and compared[0].against is None:
@@ -71,12 +72,13 @@ def _clauses(scores: Sequence[Score], reference: str) -> list[str]:
         them = "it" if len(references) == 1 else "them"
         return [f"only {_listed(references)}, nothing to compare {them} with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
-    if len(best_first) <= MOST:
-        return _of_few(best_first)
     undecided = [each for each in best_first if not _decided(each)]
-    if len(undecided) > 1 and all(each.solving for each in scores):
+    few = len(best_first) <= MOST
+    if all(each.solving for each in scores) and ((len(undecided) > 1 and not few) or (undecided and places > 1)):
         solvers = _solvers([*references, *best_first], undecided)
         return [solvers, *(_clause(each) for each in best_first if _decided(each))]
+    if few:
+        return _of_few(best_first)
     alike: dict[tuple[str, ...], list[Score]] = {}
     for each in best_first:
         kind = (each.verdict, name_of(each, each.against)) if _decided(each) else ("undecided",)
@@ -144,24 +146,32 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
-    """Which of many models solve a task, and that some of their differences are undecided, with the lowest p."""
+    """Which models solve a task, and how many of their differences are undecided, with the lowest p."""
     found = {name_of(each, each.contestant): each.solving for each in scores if each.solving is not None}
     every, some, none = {}, {}, {}
     for model, solving in found.items():
         solved, seeds = solving.rate
         (every if solved == seeds else some if solved else none)[model] = solving
-    parts = [f"solved with every seed by {', '.join(every) or 'none'}{_widest(every.values())}"]
+    parts = []
+    if every:
+        parts.append(f"with every seed by {_joined([*every])}{_widest(every.values())}")
     if some:
-        rates = (
+        rates = [
             f"{model} ({each.rate[0]} of {each.rate[1]}, {percentages(each.interval)})" for model, each in some.items()
-        )
-        parts.append(f"with some seeds by {', '.join(rates) if len(some) <= MOST else f'{len(some)} encodings'}")
+        ]
+        parts.append(f"with some seeds by {_joined(rates) if len(some) <= MOST else f'{len(some)} encodings'}")
     if none:
-        parts.append(f"with no seed by {plural(len(none), 'encoding')}{_widest(none.values())}")
-    p = min((each.holm_p for each in undecided if each.holm_p is not None), default=None)
-    least = "" if p is None else f" (adjusted p {at_least(p)})"
-    parts.append(f"{len(undecided)} differences from {name_of(scores[0], scores[0].against)} are undecided{least}")
-    return "; ".join(parts)
+        models = _joined([*none]) if len(none) <= MOST else f"{len(none)} encodings"
+        parts.append(f"with no seed by {models}{_widest(none.values())}")
+    reference = name_of(scores[0], scores[0].against)
+    tested = [each.holm_p for each in undecided if each.holm_p is not None]
+    if tested:
+        one = len(tested) == 1
+        what = f"{len(tested)} difference{'' if one else 's'} from {reference} {'is' if one else 'are'} undecided"
+        parts.append(f"{what} (adjusted p {at_least(min(tested))})")
+    if untested := len(undecided) - len(tested):
+        parts.append(f"{untested} cannot be compared with {reference} (too few seeds)")
+    return f"solved {'; '.join(parts)}"
 
 
 def _decided(score: Score) -> bool:

@@ -12,6 +12,7 @@ from .bands import bands_plot
 from .baselines import baselines_of
 from .differences import difference_table
 from .drawing import Plot
+from .errors import errors_plot
 from .forest import forest_plot
 from .legible import legible, noted, references_of, which
 from .lengths import files_table, lengths_of, names_of, split_table
@@ -81,7 +82,7 @@ class Sections:
         baselines = {key: each for key, (each, _) in self._baselines.items()}
         stem, title = self._folder / "across-forest", "Differences of all comparisons"
         forest = forest_plot(self._found, stem, title, percent=True, most=MOST_ACROSS)
-        tables, drawn = [across_table(self._found, baselines)], [forest]
+        tables, drawn = [across_table(self._found, baselines)], [forest, errors_plot(self._comparisons, self._folder)]
         findings = {"across-forest": counted_verdicts(self._found)}
         if ranking := ranking_of(self._found):
             tables.append(table := ranking_table(ranking))

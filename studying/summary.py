@@ -18,6 +18,7 @@ from ..reporting.attention import attention_plot
 from ..reporting.baselines import kept_baselines
 from ..reporting.claims import claim_sentences, claims_table
 from ..reporting.drawing import Plot
+from ..reporting.errors import errors_plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import MOST, legible, noted, plain, references_of
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
@@ -40,7 +41,7 @@ from .searching import edges_of_grids
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
-PLOTS = ("differences.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
+PLOTS = ("differences.svg", "errors.svg", "take-off.svg", "lengths.svg", "loss.svg", "attention.svg")
 KEPT = 2  # of PLOTS, the first that a study has: one on its page and one in the details
 FIGURES = {"scores": "differences.svg", "lengths": "lengths.svg", "take-off": "take-off.svg"}  # of each outcome
 MOST_DRAWN = 12  # differences in the plot of a page
@@ -120,6 +121,7 @@ def _plots(
     differences = {"title": "Differences", "percent": True, "most": MOST_DRAWN}
     return [
         ("differences.svg", lambda: forest_plot(found, folder / "across-forest", **differences)),
+        ("errors.svg", lambda: errors_plot(study.comparisons, folder)),
         ("take-off.svg", of_shown(take_off_plot)),
         ("lengths.svg", lambda: plots.lengths_plot(*of_lengths) if lengths else None),
         ("loss.svg", of_shown(plots.loss_plot)),

@@ -184,6 +184,26 @@ def test_of_many_encodings_those_that_solve_a_task_are_listed():
     )
 
 
+def test_of_several_comparisons_each_has_one_clause_about_what_is_solved():
+    places = []
+    for name in ("a5 (layers=1)", "a5 (layers=2)"):
+        named = [contestant(f"e{number}", 3) for number in range(4)]
+        place = SimpleNamespace(name=name, splits=["test"], chosen=named, copies={})
+        for each, p in zip(named, (0.5, 0.25, None, None), strict=True):
+            given = {**RATES, "theirs": None if each is named[-1] else FAILED, "solving": FAILED, "holm_p": p}
+            places.append(replace(score(0), contestant=each, comparison=place, against=named[-1], **given))
+    first, second = answers(places, "e3")
+    said = (
+        "solved with no seed by e3, e0, e1 and e2 (each: 95 % interval 0 to 70 %); "
+        "2 differences from e3 are undecided (adjusted p at least 0.250); "
+        "1 cannot be compared with e3 (too few seeds)"
+    )
+    assert (first.name, first.clauses) == ("a5 (layers=1)", [said])
+    assert second.clauses == [said]
+    (alone,) = answers(places[:4], "e3")
+    assert len(alone.clauses) == 3
+
+
 def test_terminal_table_fits_80_columns():
     columns = {
         "domain": ("comparison", str),
