@@ -145,6 +145,7 @@ def execute(
                         else:
                             insert_before_searches(waiting, together(coming, seeds))
                     elif len(each.runs) > 1:
+                        failure = f"{named(each.runs)}: not all finished, so each is tried on its own ({each.log})"
                         waiting[:0] = together(each.runs, 1)
                     else:
                         failed.append(failure)
