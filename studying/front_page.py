@@ -80,6 +80,7 @@ TASK = Topic(
     "Indirect indexing",
     "Indexing solved: seeds of larger models that solve indirect indexing.",
 )
+LAYERS = Topic("state_tracking_a5", "", "Word problem of A5", follows=TASK.study)
 CONVERSION = Topic("conversion", "conversion", "A pretrained RoPE model of 135 million parameters, converted")
 DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small models")
 
@@ -91,6 +92,7 @@ def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> 
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,
+        LAYERS: _solved_by_setting,
         DIAGNOSTICS: _diagnostics,
     }
     lines: dict[str, str] = {}  # by study
@@ -197,10 +199,25 @@ def _solved(outcome: Outcome) -> str:
     return f"seeds that solve it: {', '.join(solved)}."
 
 
+def _solved_by_setting(outcome: Outcome) -> str:
+    """The encodings that solve a task with every seed, for each value of the setting that makes it harder."""
+    names: dict[str, list[str]] = {}
+    for row in outcome.models:
+        solvers = names.setdefault(row["comparison"], [])
+        if _by_every_seed(row):
+            solvers.append(row["model"])
+    parts = (f"{', '.join(solvers) or 'none'} ({setting})" for setting, solvers in names.items())
+    return f"encodings that solve it with every seed: {'; '.join(parts)}."
+
+
+def _by_every_seed(row: Row) -> bool:
+    solved, seeds = row["solved"].split(" of ")
+    return solved == seeds
+
+
 def _diagnostics(outcome: Outcome) -> str:
     """How many test sets each encoding solves with every seed, most first, and the reference."""
-    rates = ((row["model"], row["solved"].split(" of ")) for row in outcome.models)
-    counts = Counter(model for model, (solved, seeds) in rates if solved == seeds)
+    counts = Counter(row["model"] for row in outcome.models if _by_every_seed(row))
     sets = max(Counter(row["model"] for row in outcome.rows).values())
     theirs = counts.pop(outcome.reference, 0)
     best = ", ".join(f"{model} {count}" for model, count in counts.most_common()) or "none"

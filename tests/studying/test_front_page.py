@@ -140,6 +140,20 @@ def test_encodings_are_ordered_by_the_test_sets_that_every_seed_solves():
     assert "3 seeds): of 1 test set, every seed solves: none; rope 1." in page
 
 
+def test_a_task_has_the_encodings_that_solve_it_for_each_value_of_its_setting():
+    rates = {"layers=1": ("0 of 3", "1 of 3"), "layers=2": ("3 of 3", "2 of 3"), "layers=3": ("3 of 3", "2 of 2")}
+    rows = [
+        row(name, solved=rate) | {"comparison": layers}
+        for layers, given in rates.items()
+        for name, rate in zip(("path", "rope"), given, strict=True)
+    ]
+    page = front_page({"state_tracking_a5": Outcome(rows, {}, 9, 2.4, "rope", 4)})
+    assert (
+        "- Word problem of A5 ([state_tracking_a5](state_tracking_a5/README.md), 3 seeds, 4 runs missing): encodings "
+        "that solve it with every seed: none (layers=1); path (layers=2); path, rope (layers=3).\n"
+    ) in page
+
+
 @pytest.mark.parametrize("found", [{}, {"jsb": Outcome([], {}, 0, 0.0, "rope")}])
 def test_studies_without_records_are_left_out(found):
     assert "Bach" not in front_page(found)

@@ -120,7 +120,9 @@ def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends
         ),
     ],
 )
-def test_if_a_run_fails_or_is_skipped_others_of_its_process_are_tried_on_their_own(tmp_path, study, capsys, first, said):
+def test_if_a_run_fails_or_is_skipped_others_of_its_process_are_tried_on_their_own(
+    tmp_path, study, capsys, first, said
+):
     made(tmp_path)
     planned = study(f"import sys\n{first}\n{FINISH}")
     (line,) = running.execute(planned, 1, tmp_path / "logs", seeds=2)
