@@ -63,8 +63,9 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: `[B, T]`, 0 for padding; with a cache `[B, tokens in the cache + T]`, and padding on the
                 left only.
             past_key_values: the name of `cache` before transformers 5.24.
-            labels: `[B, T]`, usually equal to `input_ids`; -100 is not counted. The loss is the mean negative
-                log-likelihood of labels 1 to T-1, each predicted from the tokens before it.
+            labels: `[B, T]`, usually equal to `input_ids`; -100 is not counted, nor is the first token after padding.
+                The loss is the mean negative log-likelihood of labels 1 to T-1, each predicted from the tokens before
+                it.
             use_cache: return a cache. Default: `config.use_cache`, but not in training, with labels, or if rows have
                 padding on the right.
             logits_to_keep: compute the logits of this number of last tokens only (0: all), or of these positions.
@@ -91,6 +92,9 @@ class BearingsForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.transformer.head(hidden[:, kept])
         loss = None
         if labels is not None:
+            if attention_mask is not None:  # padding predicts nothing
+                after_padding = nn.functional.pad(attention_mask[:, -labels.shape[1] :], (1, -1), value=1) == 0
+                labels = labels.masked_fill(after_padding, -100)
             given = {key: others[key] for key in ("num_items_in_batch",) if key in others}
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **given)
         out = CausalLMOutputWithPast(loss=loss, logits=logits)

@@ -195,6 +195,16 @@ def test_losses_and_gradients_are_those_of_labels(loaded):
     assert torch.equal(model(ids, logits_to_keep=2).logits, model(ids).logits[:, -2:])
 
 
+def test_the_first_token_after_padding_is_no_target(loaded):
+    _, _, model = loaded
+    ids = drawn()
+    shifted, mask = padded(ids)
+    loss = model(shifted, attention_mask=mask, labels=shifted.masked_fill(mask == 0, -100)).loss
+    rows = [row[None, : LENGTH - n] for n, row in zip(PADDING, ids, strict=True)]
+    nats = torch.stack([model(row, labels=row).loss * (row.shape[1] - 1) for row in rows])
+    assert torch.allclose(loss, nats.sum() / sum(row.shape[1] - 1 for row in rows))
+
+
 def test_bfloat16_keeps_the_same_parameters_in_float32(loaded):
     transformer, folder, _ = loaded
     load = transformers.AutoModelForCausalLM.from_pretrained
