@@ -112,7 +112,9 @@ class Text(Corpus):
                 splits[document.name] = split
         if empty := [split for split in SPLITS if not counts[split]]:
             wanted = "name files after train, valid and test"
-            if self.split == "hash" and counts.total() < len(SPLITS):
+            if in_blocks and counts.total() > 1:
+                wanted = "it repeats itself, and copies are in one split only; give a text with more different parts"
+            elif self.split == "hash" and counts.total() < len(SPLITS):
                 wanted = "give at least three documents, or split files into smaller ones (domain.documents)"
             elif self.split == "hash":
                 wanted = "increase domain.valid_fraction and domain.test_fraction, or use smaller domain.documents"

@@ -128,6 +128,9 @@ def test_empty_split_raises(tmp_path):
     (tmp_path / "x.txt").write_text("one\ntwo\nthree\n")
     with pytest.raises(UserError, match=r"none of 3 documents in .*x.txt is in .*: increase domain.valid_fraction"):
         build(tmp_path / "x.txt", tmp_path / "root", documents="line", valid_fraction=0.01, test_fraction=0.01)
+    (tmp_path / "x.txt").write_text("the same line\n" * 4000)
+    with pytest.raises(UserError, match=r"x.txt is in valid, test: it repeats itself"):
+        build(tmp_path / "x.txt", tmp_path / "root")
     (tmp_path / "x.txt").rename(tmp_path / "train.txt")
     with pytest.raises(UserError, match=r"is in valid, test: name files after train, valid and test"):
         build(tmp_path / "train.txt", tmp_path / "root", split="files")
