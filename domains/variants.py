@@ -85,7 +85,7 @@ def read_table(path: Path) -> Variants:
     Raises:
         UserError: the file is missing, damaged, or another kind of table. The message names the row.
     """
-    wanted = "give a table with the columns chrom, pos, ref, alt, and label or class"
+    wanted = "give a table, separated by tabs, with the columns chrom, pos, ref, alt, and label or class"
     try:
         text = contents(path, MOST_BYTES).decode("utf-8-sig")
         rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t", strict=True))

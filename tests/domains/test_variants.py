@@ -37,7 +37,7 @@ def test_columns_of_a_table(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("label", "effect", "has no column label: give a table with the columns chrom, pos"),
+        ("label", "effect", "has no column label: give a table, separated by tabs, with the columns chrom, pos"),
         ("G\tT", "GA\tT", "row 1: GA>T is not a change of one base: remove the row"),
         ("G\tT", "G\tG", "row 1: G>G is not a change of one base"),
         ("3\tG", "-3\tG", "row 1: chr1:-3 is not a position"),
