@@ -13,6 +13,7 @@ from bearings.reporting.statistics import holm, sign_flip
         ([-1, -2, -3, -4, -5], 2 / 32, 2 / 32),
         ([1, 2, -3], 8 / 8, 2 / 8),  # sums 6 4 2 0 0 -2 -4 -6: 0 is reached or passed by five on either side
         ([4, 2, -1], 4 / 8, 2 / 8),  # 7 5 3 1 -1 -3 -5 -7: 5 is the second largest
+        (range(1, 16), 2 / 2**15, 2 / 2**15),
     ],
 )
 def test_sign_flip_is_exact_and_returns_its_floor(figures, p, floor):

@@ -133,6 +133,9 @@ def test_p_matches_the_interval(shift):
     assert (found.both_p < 0.05) == (found.both[0] > 0 or found.both[1] < 0)
     mirrored = difference(-sums - shift, np.zeros_like(sums), np.ones(30), 0.5)
     assert mirrored.equivalence_p == pytest.approx(found.equivalence_p, abs=2e-3)
+    for each in (sums + shift, -sums - shift):
+        farthest = max(map(abs, difference(each, np.zeros_like(sums), np.ones(30), 0.5).both))
+        assert difference(each, np.zeros_like(sums), np.ones(30), farthest).equivalence_p == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("spreads", CROSSED)
@@ -271,8 +274,10 @@ def test_fewer_than_three_seeds_give_no_p_value(seeds):
 
 
 def test_fewer_than_ten_clusters_give_tests_over_seeds_only():
-    one, sizes = study(4, FEWEST_CLUSTERS - 1, 0.01, 0.05, 0.05)
-    found = difference(one, one * 0, sizes, 0.1)
+    sizes = np.ones(FEWEST_CLUSTERS)
+    one = np.random.default_rng(0).normal(size=(4, FEWEST_CLUSTERS))
+    assert None not in difference(one, one * 0, sizes, 0.1).deciding
+    found = difference(one[:, 1:], one[:, 1:] * 0, sizes[1:], 0.1)
     assert found.t_p is not None
     assert found.clusters is found.both is found.both_p is found.cluster_p is found.equivalence_p is None
 
@@ -338,7 +343,7 @@ def test_coverage_with_rare_outlying_clusters():
 def test_decisions_must_hold_without_a_dominant_cluster():
     random = np.random.default_rng(0)
     sums = np.tile(0.01 * random.normal(size=20), (3, 1)) + 0.0001 * random.normal(size=(3, 20))
-    zeros, sizes = np.zeros_like(sums), np.ones(20)
+    zeros, sizes = np.zeros_like(sums), np.linspace(0.9, 1.1, 20)
     plain = difference(sums, zeros, sizes, 0.02)
     assert plain.without is None
     sums[:, 5] = 0.3
@@ -350,6 +355,14 @@ def test_decisions_must_hold_without_a_dominant_cluster():
     assert found.deciding == (max(found.both_p, found.without[0]), found.equivalence_p)
     assert found.lenient == (min(found.both_p, found.without[0]), found.without[1])
     assert plain.deciding == plain.lenient == (plain.both_p, plain.equivalence_p)
+
+
+def test_nothing_is_decided_if_too_few_clusters_remain_without_a_dominant_one():
+    sums = 0.01 * np.random.default_rng(0).normal(size=(3, FEWEST_CLUSTERS))
+    sums[:, 5] = 0.3
+    found = difference(sums, sums * 0, np.ones(FEWEST_CLUSTERS), 0.5)
+    assert found.both_p is not None
+    assert found.deciding == found.lenient == (None, None)
 
 
 def test_equal_models_are_equivalent():
