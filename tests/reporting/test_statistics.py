@@ -136,6 +136,8 @@ def test_p_matches_the_interval(shift):
     for each in (sums + shift, -sums - shift):
         farthest = max(map(abs, difference(each, np.zeros_like(sums), np.ones(30), 0.5).both))
         assert difference(each, np.zeros_like(sums), np.ones(30), farthest).equivalence_p == pytest.approx(0.025)
+    beyond = difference(sums + 1, np.zeros_like(sums), np.ones(30), 0.5).both[0]
+    assert difference(sums + 1, np.zeros_like(sums), np.ones(30), beyond).equivalence_p == pytest.approx(0.975)
 
 
 @pytest.mark.parametrize("spreads", CROSSED)
@@ -257,7 +259,8 @@ def test_many_clusters_are_resampled_in_blocks(monkeypatch):
     sums, sizes = study(3, 400, 0, 0.05, 0.05)
     whole = cluster_interval(sums.mean(0), sizes)
     monkeypatch.setattr(intervals, "DRAWN_AT_ONCE", 300 * 400)
-    assert studentised((sums.mean(0), sizes)).shape == (intervals.RESAMPLES,)
+    drawn = studentised((sums.mean(0), sizes))
+    assert drawn.shape == np.unique(drawn).shape == (intervals.RESAMPLES,)
     blocks = cluster_interval(sums.mean(0), sizes)
     assert blocks == pytest.approx(whole, abs=0.05 * (whole[1] - whole[0]))
 
@@ -372,6 +375,13 @@ def test_equal_models_are_equivalent():
     assert found.seeds == found.clusters == found.both == (0, 0)
     assert found.t_p == found.sign_flip_p == found.cluster_p == found.both_p == 1
     assert found.equivalence_p == 0
+
+
+def test_models_that_differ_by_a_constant_are_different():
+    found = difference(np.full((3, 20), 0.5), np.zeros((3, 20)), np.ones(20), 0.1)
+    assert found.seeds == found.clusters == found.both == (0.5, 0.5)
+    assert found.t_p == found.cluster_p == found.both_p == 0
+    assert found.equivalence_p == 1
 
 
 def test_bootstrap_p_is_small_if_all_clusters_agree():
