@@ -65,7 +65,7 @@ class Score:
 
     @property
     def is_reference(self) -> bool:
-        return self.chosen and self.against is self.contestant
+        return self.against is self.contestant
 
     @property
     def compared(self) -> tuple[Contestant, Difference] | None:

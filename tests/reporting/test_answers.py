@@ -40,6 +40,7 @@ def score(change, seeds=3, clusters=40, margin=0.01, **given):
 
 SOLVED = Solving((1.0, 1.0, 1.0), 3, (0.3, 1.0), (1, 1, 1))
 FAILED = Solving((0.1, 0.1, 0.1), 0, (0.0, 0.7), (None, None, None))
+FEWER = Solving((1.0,) * 4 + (0.1,) * 16, 4, (0.06, 0.44), (1,) * 4 + (None,) * 16)
 RATES = {"difference": None, "solving": SOLVED, "theirs": FAILED}
 SEEN = r"it solves .* 3 of 3 seeds \(95 % interval 30 to 100 %\), rope with 0 of 3 \(0 to 70 %\)"
 UNDECIDED = "pope against rope is undecided: "
@@ -56,6 +57,7 @@ CASES = [
     (score(-0.25, seeds=2), REFUSED + r"\(a test needs 3 seeds of each\): .* \(.*\), over clusters only, 2 seeds"),
     (score(-0.25, clusters=5), REFUSED + r"\(a test needs 10 clusters of similar size\): .* -\S+ %, 3 seeds"),
     (score(0, holm_p=0.01, **RATES), f"pope solves more often than rope: {SEEN}"),
+    (score(0, holm_p=0.01, **RATES | {"theirs": FEWER}), "pope solves more often than rope: .* rope with 4 of 20 .*"),
     (score(0, holm_p=0.1, **RATES), rf"{UNDECIDED}{SEEN}, adjusted p 0\.100"),
     (replace(score(0), against=None, difference=None), "no differences, because there is no run of rope .*"),
 ]

@@ -226,6 +226,14 @@ def test_pooling_uses_the_seeds_that_all_settings_have(tmp_path, report):
     assert [row["verdict"] for row in (*variants, pooled)] == ["pooled", "pooled", "not enough seeds"]
 
 
+def test_models_without_common_seeds_are_not_compared(tmp_path):
+    for encoding, seeds in (("rope", (0, 1, 2)), ("pope", (3, 4, 5))):
+        for seed in seeds:
+            make_run(tmp_path, encoding, seed)
+    found = {score.contestant.label: score for score in study_scores(read_study([tmp_path]), "rope")}
+    assert (found["pope"].verdict, found["pope"].difference) == ("not enough seeds", None)
+
+
 def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_path, report):
     for encoding, shares in {"rope": (0.5, 0.6, 0.7), "pope": (1.0, 0.99, 0.95)}.items():
         for seed, share in enumerate(shares):
