@@ -161,6 +161,15 @@ def test_variants_are_pooled_into_one_test(tmp_path, report):
     assert pooled["parameters"] == ""  # no single model has this cost
 
 
+def test_variants_are_pooled_on_each_split(tmp_path):
+    runs = listed(tmp_path / "runs", "variants: [model.mlp]\nruns:\n  - encoding=rope,pope\n")
+    for mlp in ("gelu", "swiglu"):
+        for encoding in ("rope", "pope"):
+            make_run(runs, encoding, 0, f"model.mlp={mlp}", splits=("test", "other"))
+    pooled = [score for score in study_scores(read_study([runs]), "rope") if score.pooled]
+    assert sorted((score.split, score.pooled) for score in pooled) == [("other", 2), ("test", 2)]
+
+
 def test_values_of_a_compared_setting_are_models_of_one_comparison(tmp_path, report):
     """The default is named too, although the names of runs leave it out."""
     lines = "compare: [model.residual_in_fp32]\nruns:\n  - model.residual_in_fp32=true,false seed=0,1,2\n"
@@ -222,6 +231,7 @@ def test_pooling_uses_the_seeds_that_all_settings_have(tmp_path, report):
         for encoding in ("rope", "pope"):
             for seed in seeds:
                 make_run(runs, encoding, seed, override)
+    make_run(runs, "pope", 0, "model.mlp=swiglu")  # which its reference lacks
     *variants, pooled = (row for row in across(report()[0]) if row["model"] == "pope")
     assert [row["verdict"] for row in (*variants, pooled)] == ["pooled", "pooled", "not enough seeds"]
 
@@ -254,6 +264,15 @@ def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_pat
         assert not {"interval_low", "difference", "difference_interval_low"} & rows["pope"].keys()
     assert not list(folder.glob("tables/*-differences.csv"))
     assert "Solved: at least 99.9 % of the answers are right." in (folder / "report.md").read_text()
+
+
+def test_solve_rates_with_too_few_common_seeds_are_no_test(tmp_path):
+    for encoding, seeds in {"rope": (0, 1, 2), "pope": (0, 1, 2), "path": (1, 2, 3)}.items():
+        for seed in seeds:
+            make_run(tmp_path, encoding, seed, domain="flip_flop", units=("answer",), correct=float(encoding == "pope"))
+    found = {score.contestant.label: score for score in study_scores(read_study([tmp_path]), "rope")}
+    assert (found["pope"].tests, found["pope"].holm_p) == (1, found["pope"].p)
+    assert (found["path"].p, found["path"].verdict) == (None, "not enough seeds")
 
 
 @pytest.mark.parametrize("values", [2, 32])
