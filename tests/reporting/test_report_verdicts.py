@@ -89,6 +89,22 @@ def test_models_that_a_study_has_yet_to_train_count_as_tests(tmp_path, rates):
     assert [after[label].holm_p for label in ("pope", "path", "alibi", "nope")] == pytest.approx(holm(family))
 
 
+def test_models_that_a_study_has_yet_to_train_count_on_every_split(tmp_path):
+    lines = [
+        "experiment=debug encoding=rope,pope seed=0,1,2 trainer.steps=20,40",
+        "experiment=debug encoding=path seed=0,1,2",
+    ]
+    folder = listed(tmp_path / "study", f"runs: {lines}\n")
+    for steps, splits in ((20, ("test", "other")), (40, ("test",))):
+        for encoding in ("rope", "pope"):
+            for seed in (0, 1, 2):
+                make_run(folder / "runs", encoding, seed, f"trainer.steps={steps}", splits=splits)
+    study = read_study([folder])
+    assert [*study.unmade.values()] == [1]
+    found = study_scores(study, "rope")
+    assert [score.tests for score in found if score.holm_p is not None] == [3 + 2] * 3
+
+
 @pytest.mark.parametrize(
     ("other", "missing"),
     [
