@@ -16,8 +16,14 @@ def test_factors_rise_then_fall_inside_their_bounds(total, warmup, schedule, fin
     assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
 
 
-@pytest.mark.parametrize(("schedule", "middle"), [("cosine", 0.55), ("linear", 0.55), ("constant", 1.0)])
-def test_ends_and_middle(schedule, middle):
+@pytest.mark.parametrize(
+    ("schedule", "quarter", "middle"),
+    [("cosine", 0.55 + 0.45 * 0.5**0.5, 0.55), ("linear", 0.775, 0.55), ("constant", 1.0, 1.0)],
+)
+def test_ends_quarter_and_middle(schedule, quarter, middle):
+    assert learning_rate_factor(0, 111, 10, schedule, 0.1) == pytest.approx(1 / 11)
+    assert learning_rate_factor(9, 111, 10, schedule, 0.1) == pytest.approx(10 / 11)
     assert learning_rate_factor(10, 111, 10, schedule, 0.1) == 1
+    assert learning_rate_factor(35, 111, 10, schedule, 0.1) == pytest.approx(quarter)
     assert learning_rate_factor(60, 111, 10, schedule, 0.1) == pytest.approx(middle)
     assert learning_rate_factor(110, 111, 10, schedule, 0.1) == pytest.approx(1.0 if schedule == "constant" else 0.1)

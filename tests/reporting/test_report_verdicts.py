@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from scipy import stats
 
 from bearings.reporting.reading import read_study
 from bearings.reporting.scores import study_scores
-from bearings.reporting.solving import exact_interval, rates_p, take_off
+from bearings.reporting.solving import exact_interval, rates_p, solving, take_off
 from bearings.reporting.statistics import holm
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -309,6 +310,20 @@ def test_solve_rates_are_compared_with_an_exact_test():
     assert rates_p((3, 3), (1, 5)) == pytest.approx(2 * as_extreme.max(), rel=1e-3)
     assert rates_p((0, 3), (0, 5)) == rates_p((3, 3), (4, 4)) == 1
     assert exact_interval(3, 3) == (pytest.approx(0.025 ** (1 / 3)), 1)
+
+
+def test_seeds_that_reach_the_accuracy_of_the_domain_solve_its_task():
+    def run(accuracy, step):
+        curve = [{"step": step, "valid_accuracy": 0.7}]
+        return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve=curve)
+
+    comparison = SimpleNamespace(solved=0.9, half_way=0.7)
+    seeds = {2: run(0.89, 20), 0: run(0.9, 10), 1: run(1.0, 15)}
+    found = solving(comparison, "test", SimpleNamespace(runs=seeds))
+    assert (found.accuracies, found.take_off, found.rate) == ((0.9, 1.0, 0.89), (10, 15, 20), (2, 3))
+    assert found.interval == exact_interval(2, 3)
+    assert solving(comparison, "test", SimpleNamespace(runs=seeds | {3: run(None, 5)})) is None
+    assert solving(SimpleNamespace(solved=None, half_way=0.7), "test", SimpleNamespace(runs=seeds)) is None
 
 
 def test_take_off_is_the_first_step_that_reaches_an_accuracy():
