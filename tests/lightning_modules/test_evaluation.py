@@ -22,7 +22,7 @@ from bearings.domains.baseline_records import baselines, kept_baselines
 from bearings.domains.baselines import markov, xz
 from bearings.domains.records import Records
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
-from bearings.lightning_modules.evaluation import Evaluation, windows
+from bearings.lightning_modules.evaluation import ROWS, Evaluation, batched, windows
 from bearings.session.results import results_table
 from bearings.session.session import Session
 
@@ -79,6 +79,15 @@ def test_contexts_off_the_grid_still_score_every_target_once(context):
     assert all(w.begin <= w.scored < w.end <= w.begin + context for w in found)
     assert context < 4 or all(w.begin % 4 == 0 for w in found)
     assert all(w.scored - w.begin >= context // 2 for w in found if w.scored)
+
+
+@given(st.lists(st.integers(1, 70), max_size=20), st.integers(1, 200))
+def test_batches_are_full_and_hold_rows_of_similar_size(sizes, tokens):
+    found = [[sizes[i] for i in batch] for batch in batched(range(len(sizes)), sizes, tokens)]
+    assert [size for batch in found for size in batch] == sorted(sizes, reverse=True)
+    assert all(len(batch) == 1 or len(batch) * batch[0] <= tokens for batch in found)
+    assert all((len(batch) + 1) * batch[0] > tokens for batch in found[:-1])
+    assert [len(batch) for batch in batched(range(ROWS + 1), [1] * (ROWS + 1), 2 * ROWS)] == [ROWS, 1]
 
 
 def test_a_domains_scores_begin_on_its_grid(tmp_path):
