@@ -50,7 +50,7 @@ def continuation_nats(
             targets[: -len(then)] = IGNORED
             pieces.append(Piece(tokens[:-1], targets))
         each, scored, right = figures_of(model, pieces, device, precision)
-        nats[batch] = each.masked_fill(~scored, 0).sum(-1).cpu().numpy()
+        nats[batch] = each.sum(-1).cpu().numpy()
         greedy[batch] = (right.bool() | ~scored).all(-1).cpu().numpy()
         done += len(batch)
         on_batch(done, len(pairs))

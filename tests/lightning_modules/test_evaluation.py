@@ -109,6 +109,38 @@ def test_score_is_the_sum_over_all_targets(store, length, tokens_per_batch):
     assert bits == pytest.approx(records.nats.sum() / math.log(2) / store.unit_counts("test")["letter"])
 
 
+class Noted(Bigram):
+    """Notes its mode, whether autocast is on, and the nats and the number of rows that it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.modes, self.nats, self.rows = set(), 0.0, 0
+
+    def token_nats(self, tokens, targets):
+        nats, right = super().token_nats(tokens, targets)
+        self.modes.add((self.training, torch.is_autocast_enabled("cpu")))
+        self.nats += nats.double().sum().item()
+        self.rows += len(tokens)
+        return nats, right
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_models_are_scored_without_dropout_and_keep_their_mode(store, precision):
+    for training in (True, False):
+        model = Noted().train(training)
+        records = Evaluation(16, precision).score(model, store, "test")
+        assert model.training == training
+        assert model.modes == {(False, precision == "bf16-mixed")}
+        assert records.nats.sum() == pytest.approx(model.nats, rel=1e-12)  # rounded to float32 only once, by the model
+
+
+def test_windows_overlap_by_the_option(store):
+    apart, overlapping = Noted(), Noted()
+    Evaluation(8, "32-true", overlap=0.0).score(apart, store, "test")
+    Evaluation(8, "32-true", overlap=0.5).score(overlapping, store, "test")
+    assert apart.rows < overlapping.rows
+
+
 def test_records_survive_the_disk(store, tmp_path):
     index = store.documents("test")
     records = Records.of(store, index, np.arange(len(index)))

@@ -13,6 +13,7 @@ PAIRS = [
     (np.array([0]), np.array([7])),
     (np.arange(9), np.array([2, 2, 2])),
     (np.array([1, 2]), np.array([3, 3, 3, 3])),
+    (np.array([1, 2]), np.array([5, 4, 3, 2, 1])),
 ]
 
 
@@ -31,8 +32,9 @@ def test_greedy_continuations_are_recognised():
     model = Bigram()
     first = int(model.table[3].argmax())
     second = int(model.table[first].argmax())
-    pairs = [(np.array([3]), np.array([first, second])), (np.array([3]), np.array([first, (second + 1) % 12]))]
-    assert continuation_nats(model, pairs, 8, "32-true", 64)[1].tolist() == [True, False]
+    other = (second + 1) % 12
+    pairs = [(np.array(context), np.array([first, last])) for context in ([3], [0, 5, 3]) for last in (second, other)]
+    assert continuation_nats(model, pairs, 8, "32-true", 64)[1].tolist() == [True, False] * 2
 
 
 def test_contexts_are_cut_from_the_left(monkeypatch):
@@ -41,6 +43,17 @@ def test_contexts_are_cut_from_the_left(monkeypatch):
     monkeypatch.setattr(model, "token_nats", lambda tokens, targets: seen.append(tokens) or inner(tokens, targets))
     continuation_nats(model, [(np.arange(9), np.array([2, 3, 4]))], 5, "32-true", 64)
     assert [each.tolist() for each in seen] == [[[6, 7, 8, 2, 3]]]
+
+
+def test_models_are_scored_without_dropout_and_keep_their_mode(monkeypatch):
+    model, seen, done = Bigram(), [], []
+    inner = model.token_nats
+    monkeypatch.setattr(model, "token_nats", lambda *given: seen.append(model.training) or inner(*given))
+    for training in (True, False):
+        continuation_nats(model.train(training), PAIRS, 5, "32-true", 8, lambda *counts: done.append(counts))
+        assert model.training == training
+    assert {*seen} == {False}
+    assert done == [(1, 5), (2, 5), (3, 5), (5, 5)] * 2
 
 
 def test_what_cannot_be_scored_is_refused():
