@@ -1,5 +1,7 @@
 """Claims in a study's list, and the verdicts on its page."""
 
+from types import SimpleNamespace
+
 import pytest
 from report_support import lengths, make_run, undrawn  # noqa: F401 (fixtures)
 
@@ -88,6 +90,51 @@ def test_of_tasks_with_right_answers_solve_rates_are_compared(tmp_path, seeds, s
     assert all("interval" not in row for row in found)
 
 
+def task(**solved):
+    """A task that the models solve with the first so many of all their seeds."""
+
+    def run(accuracy):
+        return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve=[])
+
+    models = [
+        SimpleNamespace(label=label, runs={seed: run(float(seed < first)) for seed in range(seeds)})
+        for label, (first, seeds) in solved.items()
+    ]
+    return SimpleNamespace(name="task", solved=0.9, half_way=0.5, splits=["test"], contestants=models)
+
+
+@pytest.mark.parametrize(
+    ("pope", "rope", "seeds", "verdicts"),
+    [
+        ((3, 3), (4, 20), "3 and 20", ("shown", "refuted")),
+        ((3, 4), (0, 4), 4, ("undecided", "undecided")),  # p 0.07
+        ((3, 3), (0, 2), "3 and 2", ("not enough seeds", "not enough seeds")),
+    ],
+)
+def test_solve_rates_of_unequal_numbers_of_seeds_are_compared(pope, rope, seeds, verdicts):
+    claims = [Claim("a", "pope", than="rope", split="test"), Claim("b", "rope", than="pope", split="test")]
+    found = claims_table(SimpleNamespace(comparisons=[task(pope=pope, rope=rope)]), claims).rows
+    assert tuple(row["verdict"] for row in found) == verdicts
+    assert found[0]["seeds"] == seeds
+
+
+def test_of_a_task_that_a_model_was_not_scored_on_there_are_no_scores():
+    comparison = task(pope=(3, 3), rope=(0, 3))
+    comparison.contestants[1].runs[2].records.clear()
+    (row,) = claims_table(
+        SimpleNamespace(comparisons=[comparison]), [Claim("a", "pope", than="rope", split="test")]
+    ).rows
+    assert row["verdict"] == "no scores"
+
+
+def test_claims_with_a_context_are_about_the_first_split(tmp_path):
+    for encoding in ("rope", "pope"):
+        path = make_run(tmp_path / "runs", encoding, 0, domain="flip_flop", splits=("test", "sparse"), correct=1.0)
+        lengths(path, worse=0.5 if encoding == "rope" else 0.0)
+    (row,) = rows(tmp_path, Claim("less", "pope", than="rope", context=128))
+    assert row["measured"] == "-1.0000 nats/token"
+
+
 def test_claims_about_several_comparisons_name_them(folder):
     claim = Claim("better", "pope", than="rope", split="test")
     (one,) = rows(folder, claim)
@@ -120,6 +167,7 @@ def test_too_few_seeds_and_unknown_models_give_no_verdict(folder):
     assert unknown == {"claim": "none", "verdict": "no scores"}
     assert rows(folder, Claim("none", "rope", context=999)) == [unknown]
     assert rows(folder, Claim("none", "pope", than="rope", split="tset")) == [unknown]
+    assert rows(folder, Claim("none", "pope", than="path", split="test")) == [unknown]
     assert rows(folder) == []
 
 
@@ -134,6 +182,8 @@ def test_the_page_of_a_study_lists_its_claims(folder):
 def test_many_claims_are_counted():
     table = Table("claims", "Claims", {}, [{"verdict": "shown"}, *[{"verdict": "refuted"}] * MOST_LISTED], [])
     (sentence,) = claim_sentences(table)
+    few = [{"claim": "a", "verdict": "shown"}] * MOST_LISTED
+    assert claim_sentences(Table("claims", "Claims", {}, few, [])) == ["a: shown"] * MOST_LISTED
     assert sentence == f"Of {MOST_LISTED + 1} claims, listed under Details: {MOST_LISTED} refuted, 1 shown"
 
 
@@ -143,6 +193,7 @@ def test_many_claims_are_counted():
         ("claims: yes", "claims: .* must be a list of entries"),
         ("claims: [{claim: a, model: rope, contxt: 3}]", "unknown key contxt"),
         ("claims: [{claim: a, model: rope}]", "claims, rope: give context, or than with one of"),
+        ("claims: [{claim: a, model: rope, than: pope}]", "claims, rope: give context, or than with one of"),
         ("claims: [{claim: a, model: rope, split: test}]", "claims, rope: give context, or than with one of"),
         (
             "claims: [{claim: a, model: rope, than: pope, split: test, context: 3}]",

@@ -1,13 +1,14 @@
 """Mean ranks over data sets and their critical difference."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
-from bearings.reporting.ranking import Ranking
+from bearings.reporting.ranking import Ranking, ranking_of
 
 
 def ranking(ranks):
@@ -49,9 +50,44 @@ def test_groups_are_the_largest_without_a_significant_difference():
     assert 1 < found.critical < 2
     assert found.groups == [(0, 1), (1, 2), (2, 3)]
     assert found.finding == "Lowest mean rank: a, 1.00. Not significantly higher: b."
+    assert ranking([[1] * 3, [2, 2, 3], [3, 3, 2]]).groups == [(0, 2)]
     apart = ranking([[1] * 40, [2] * 40, [3] * 40])
     assert apart.groups == []
     assert apart.finding.endswith("higher: none.")
+
+
+def test_a_difference_that_is_exactly_the_critical_one_is_significant():
+    """1.5 here, but the mean of the first and 1.5 add up to more than the mean of the last by rounding."""
+    found = ranking([[1, 1, 1, 1, 1, 2], [2, 2, 2, 3, 3, 1], [3, 3, 3, 2, 2, 3]])
+    assert found.critical == 1.5
+    assert found.groups == [(0, 1), (1, 2)]
+
+
+def scores(domain, splits=("test",), split="test", slug=None, nats=(1, 2, 3), **given):
+    """Scores of three models on a data set, the first with the lowest nats."""
+    models = [SimpleNamespace(label=label, encoding=label, model={}) for label in "abc"]
+    place = {"name": slug or domain, "slug": slug or domain, "domain": domain, "splits": splits, "chosen": models}
+    comparison = SimpleNamespace(**place, solved=None, copies={})
+    score = {"comparison": comparison, "split": split, "chosen": True, "pooled": 0} | given
+    return [
+        SimpleNamespace(contestant=model, nats=SimpleNamespace(value=value), **score)
+        for model, value in zip(models, nats, strict=True)
+    ]
+
+
+def test_scores_that_are_ranked():
+    """On the first test split, of domains with one comparison, with the chosen rate and without pooling."""
+    places = [scores(domain, ("test", "late")) for domain in ("jsb", "maestro", "text")]
+    last_first = {"nats": (3, 2, 1)}
+    left_out = [
+        scores("jsb", ("test", "late"), "late", **last_first),
+        scores("maestro", pooled=2, **last_first),
+        scores("text", chosen=False, **last_first),
+        *(scores("genome", slug=slug, **last_first) for slug in ("genome", "genome-2")),
+    ]
+    found = ranking_of([score for each in [*places, *left_out] for score in each])
+    assert (found.models, found.sets, found.means.tolist()) == (("a", "b", "c"), ("jsb", "maestro", "text"), [1, 2, 3])
+    assert ranking_of(places[0]) is None
 
 
 def test_report_ranks_models_that_all_domains_have(tmp_path, report):
@@ -64,6 +100,8 @@ def test_report_ranks_models_that_all_domains_have(tmp_path, report):
     rows = rows_of(folder / "tables" / "across-ranking.csv")
     assert {*rows} == {"rope", "pope", "path"}
     assert (folder / "plots" / "across-ranking.svg").exists()
+    drawn = rows_of(folder / "plots" / "across-ranking.csv")
+    assert {model: float(row["critical_difference"]) for model, row in drawn.items()} == dict.fromkeys(rows, 1.75)
     assert "lacks them: nope." in (folder / "report.md").read_text()
 
 
@@ -117,3 +155,4 @@ def test_what_is_found_names_few_models_with_settings_in_parentheses():
     found = Ranking(names, ("x",), np.arange(1.0, 17.0)[:, None])
     assert found.finding.startswith("Lowest mean rank: rope (randomise=512), 1.00. Not significantly higher: b, c, ")
     assert found.finding.endswith("i and 7 more.")
+    assert Ranking(names[:10], ("x",), np.arange(1.0, 11.0)[:, None]).finding.endswith(": b, c, d, e, f, g, h, i, j.")
