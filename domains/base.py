@@ -171,9 +171,9 @@ class Domain(ABC):
         raise NotImplementedError
 
     @property
-    def searched(self) -> Path | None:
-        """The path that is searched recursively for data if it is a folder; None if there is no such path."""
-        return None
+    def searched(self) -> Sequence[Path]:
+        """The paths of the data, of which folders are searched recursively."""
+        return ()
 
     def clock(self) -> Clock | None:
         """How tokens advance the time of the medium, for `encoding.clock=medium`; None if there is no such time."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,8 @@ class Corpus(Domain):
         self._hashed: tuple[list, str] | None = None
 
     @property
-    def searched(self) -> Path | None:
-        return self.path
+    def searched(self) -> Sequence[Path]:
+        return () if self.path is None else (self.path,)
 
     def _source(self) -> Mapping[str, Any]:
         """Identification of the source for `options`: a hash of names and contents of the files in `path`."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
@@ -86,6 +86,10 @@ class Genome(Domain):
     @property
     def vocabulary(self) -> int:
         return self._tokenizer.vocabulary
+
+    @property
+    def searched(self) -> Sequence[Path]:
+        return self.paths
 
     @property
     def bases_per_token(self) -> int:

@@ -85,8 +85,8 @@ class Maestro(Music):
         self.transpose, self.skip_unreadable = given.transpose, given.skip_unreadable
 
     @property
-    def searched(self) -> Path | None:
-        return self.path
+    def searched(self) -> Sequence[Path]:
+        return () if self.path is None else (self.path,)
 
     @property
     def codec(self) -> remi.Remi:

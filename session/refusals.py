@@ -1,6 +1,6 @@
 """Combinations of settings that cannot work, each refused in one line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -71,13 +71,12 @@ def refuse_later_tokens(transformer: Transformer, length: int) -> None:
                 )
 
 
-def refuse_runs_among_data(config: Mapping, searched: Path | None) -> None:
-    """Raise UserError if runs would be written to the data folder: the next run would read their samples."""
-    key = "runs" if config.get("run") is None else "run"
-    if searched is None or not searched.is_dir() or begun(config):  # an existing run is read unchanged
+def refuse_runs_among_data(config: Mapping, searched: Sequence[Path]) -> None:
+    """Raise UserError if runs would be written to a data folder: the next run would read their samples."""
+    if begun(config):  # an existing run is read unchanged
         return
-    place = Path(config[key]).resolve()
-    if searched.resolve() in (place, *place.parents):
+    key = "runs" if config.get("run") is None else "run"
+    if any(Path(config[key]).resolve().is_relative_to(path.resolve()) for path in searched if path.is_dir()):
         raise UserError(
             f"domain.path={config['domain']['path']}: {key}={config[key]} is inside this folder, and the files of runs "
             f"would be read as data: move the data to a separate folder, or choose another place with {key}=DIRECTORY"
