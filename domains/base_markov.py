@@ -106,8 +106,6 @@ class Counts:
         events, counts = self.rare[k]
         context, place = np.unique(numbers // SYMBOLS % SYMBOLS**k, return_inverse=True)
         wanted = context[:, None] * SYMBOLS + np.arange(LETTERS)
-        if not len(events):
-            return np.zeros((len(numbers), LETTERS), np.int64)
         at = np.minimum(np.searchsorted(events, wanted), len(events) - 1)
         return np.where(events[at] == wanted, counts[at], 0)[place]
 
