@@ -17,13 +17,14 @@ def write(tmp_path):
 def small_store(write, folder, tokenizer, n_runs="keep"):
     random = np.random.default_rng(5)
     records = {}
-    for name, size in {"a": 3000, "b": 900, "c": 700}.items():
+    for name, size in {"a": 2000, "b": 900, "c": 700, "d": 1000}.items():
         pieces = [
             draw(random, 40, "AACGT") * 3 + draw(random, 30) + "N" * int(random.integers(0, 9))
             for _ in range(size // 150)
         ]
         records[name] = "".join(pieces) + "N" * 200
-    genome = Genome(write(records), **SMALL, chunk=97, tokenizer=tokenizer, n_runs=n_runs)
+    around = {**SMALL, "train": ["a", "d"]}  # of other splits, as blocks of a genome are
+    genome = Genome(write(records), **around, chunk=97, tokenizer=tokenizer, n_runs=n_runs)
     return genome, genome.prepare(folder)
 
 
@@ -37,6 +38,7 @@ def test_matches_general_markov_for_single_bases(write, tmp_path, monkeypatch, b
         assert expected.keys() == found.keys()
         for order in expected:
             assert found[order] == pytest.approx(expected[order], rel=1e-10), order
+        assert genome.markov(store, split, 0)[0] == pytest.approx(expected[0], rel=1e-10)
 
 
 def test_tokenizers_and_orders(write, tmp_path):
