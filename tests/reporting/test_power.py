@@ -40,6 +40,22 @@ def test_smaller_differences_and_more_tests_need_more_seeds():
     assert seeds_needed(replace(found, spread=None), 1) is None
 
 
+@pytest.mark.parametrize("value", [-0.01, 0.01])
+@pytest.mark.parametrize(("enough", "needed"), [(3, 4), (4, 4), (MOST, MOST), (MOST + 1, None)])
+def test_the_side_of_zero_is_reached_by_up_to_so_many_seeds(value, enough, needed):
+    """The end of the interval that is nearer to 0 is the upper one of a negative difference."""
+
+    def with_seeds(seeds):
+        def reach(tail, upwards):
+            assert (tail, upwards) == (pytest.approx(0.05 / 3 / 2), value < 0)
+            return 0.0 if seeds >= enough else 1.0
+
+        return SimpleNamespace(reach=reach)
+
+    found = replace(simulated(0.01, 4), value=value, spread=SimpleNamespace(with_seeds=with_seeds))
+    assert seeds_needed(found, 3) == needed
+
+
 def test_no_number_of_seeds_suffices_if_the_test_set_is_too_small():
     found = simulated(0.01, 5)
     assert seeds_needed(replace(found, spread=replace(found.spread, clusters=np.array(1e-4))), 1) is None
@@ -79,6 +95,9 @@ def test_sentence_names_the_seeds_best_first():
     sentence = needed_sentence(found)
     assert sentence.endswith(f": {seeds} for pope; more than {MOST}, or a larger test set, for 1 difference.")
     assert needed_sentence(found[2:]) is None
+    better = simulated(0.009, 5)
+    both = f": {seeds_needed(better, 3)} for nope, {seeds} for pope."
+    assert needed_sentence([score("pope", large), score("nope", better)]).endswith(both)
 
 
 def test_every_comparison_is_in_the_sentence():
