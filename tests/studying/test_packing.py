@@ -140,8 +140,16 @@ def test_what_is_no_kept_copy_is_left_where_it_is(tmp_path):
     study = make_study(tmp_path / "study", 0)
     trained = make_run(study / "runs", "pope", 0)
     (trained / "checkpoints" / "best.ckpt").write_text("large")
+    (kept,) = study.glob("runs/*/rope/*")
+    begun, hidden = kept.with_name("begun"), kept.with_name(f".{kept.name}")
+    for copy in (begun, hidden):
+        shutil.copytree(kept, copy)
+    (begun / "manifest.json").unlink()
     assert pack(study) == 1
     assert (trained / "checkpoints" / "best.ckpt").exists()
+    assert begun.exists()
+    assert hidden.exists()
+    shutil.rmtree(hidden)
     assert len(read_study([study]).runs) == 2
 
 
@@ -158,6 +166,26 @@ def test_folders_stay_where_packing_would_change_a_figure(tmp_path):
     with pytest.raises(UserError, match=r"nll/test.npz cannot be read .*: copy that run again"):
         pack(study)
     assert sorted(path.name for path in study.iterdir()) == [".lock", "runs", "study.yaml"]
+
+
+@pytest.mark.parametrize("back", [{"a.txt": b"b"}, {}, {"a.txt": b"a", "b.txt": b"b"}])
+def test_files_that_would_not_come_back_as_they_are_are_not_packed(tmp_path, monkeypatch, back):
+    study, read = make_study(tmp_path / "study", 0), packing.read_packed
+    (kept,) = study.glob("runs/*/*/*")
+    (kept / "samples" / "a.txt").write_bytes(b"a")
+
+    def other(place):
+        files = {path: each.files for path, each in read(place).items()}
+        rest = {
+            path: {name: text for name, text in each.items() if name != "samples/a.txt"} for path, each in files.items()
+        }
+        changed = {f"samples/{name}": text for name, text in back.items()}
+        return {path: PackedPath(place / path, each | changed) for path, each in rest.items()}
+
+    monkeypatch.setattr(packing, "read_packed", other)
+    with pytest.raises(UserError, match="packing would change this file"):
+        pack(study)
+    assert (kept / "samples" / "a.txt").exists()
 
 
 def test_a_crash_at_any_write_loses_nothing(tmp_path, monkeypatch):
