@@ -9,6 +9,7 @@ import pytest
 import yaml
 from report_support import make_run, mechanisms
 
+from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
 from bearings.reporting.reading import read_study
 from bearings.session.identity import identity
@@ -33,13 +34,20 @@ def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
 
 
-def test_a_run_of_unknown_code_can_be_kept(tmp_path):
+def test_a_copy_has_the_run_s_own_facts_and_the_digests_of_its_files(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["sessions"][0]["code"] = None
+    (session,) = manifest["sessions"]
+    own = {**session, "code": {"commit": "own", "dirty": None}, "beside": 5}
+    manifest["sessions"] = [{**session, "code": None}, own]
     (path / "manifest.json").write_text(json.dumps(manifest))
-    keep_run(path, tmp_path / "kept", commit="abc")
-    assert json.loads((tmp_path / "kept" / "manifest.json").read_text())["sessions"][0]["code"] is None
+    keep_run(path, tmp_path / "kept", sharing=3, commit="abc")
+    kept = json.loads((tmp_path / "kept" / "manifest.json").read_text())
+    unknown, known = kept["sessions"]
+    assert (unknown["code"], unknown["beside"]) == (None, 3)
+    assert known == own
+    assert kept["files"].keys() == {"metrics.csv", "nll/test.npz", "nll/valid.npz"}
+    assert all(digest_of(tmp_path / "kept" / name) == digest for name, digest in kept["files"].items())
 
 
 def test_a_kept_run_names_no_folder_of_this_machine(tmp_path):
@@ -142,6 +150,8 @@ def test_only_an_earlier_copy_of_the_same_run_is_replaced(tmp_path):
         with pytest.raises(UserError, match="is not a copy of run="):
             keep_run(path, out)
         assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(UserError, match="is not a copy of run="):
+        keep_run(kept, kept)
 
 
 def test_other_files_in_a_copy_are_not_deleted(tmp_path):
