@@ -22,13 +22,13 @@ def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
     (tmp_path / "kept").mkdir()
     if in_study:
         (tmp_path / "kept" / "study.yaml").write_text("runs: [encoding=rope]\n")
-    for seed in (0, 1):
-        path = make_run(tmp_path / "runs", "rope", seed)
+    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
+        path = make_run(tmp_path / "runs", encoding, seed)
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
         keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path), sharing=3, commit="abc")
-    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == (1 if in_study else 2)
+    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == (1 if in_study else 3)
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
@@ -74,14 +74,19 @@ def test_folders_in_lists_are_not_named_and_addresses_are_kept_whole(tmp_path):
     assert kept["urls"] == given["urls"]
 
 
-def test_a_run_kept_again_keeps_its_baselines(tmp_path):
-    path = make_run(tmp_path / "runs", "rope", 0)
+def test_a_run_kept_again_keeps_its_baselines_and_samples(tmp_path):
+    """Neither its earlier copy nor an unfinished one counts as another run that has them."""
+    (tmp_path / "study.yaml").write_text("runs: [encoding=rope]\n")
+    path = make_run(tmp_path / "trained", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
-    out = tmp_path / "kept" / path.relative_to(tmp_path / "runs")
+    (path / "samples" / "sample.txt").write_text("a sample")
+    out = tmp_path / "runs" / path.relative_to(tmp_path / "trained")
     for _ in range(2):
         keep_run(path, out)
         assert (out / "baselines" / "test" / "unigram.npz").exists()
+        assert (out / "samples" / "sample.txt").exists()
+        shutil.copytree(out, out.with_name(f".{out.name}"), dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("trained", [True, False])
