@@ -57,7 +57,7 @@ def exact_interval(solved: int, seeds: int) -> tuple[float, float]:
 def rates_p(one: Rate, other: Rate) -> float:
     """Two-sided p of equal solve rates, unpaired and exact (Boschloo, Statistica Neerlandica 24(1), 1970)."""
     table = [[one[0], other[0]], [one[1] - one[0], other[1] - other[0]]]  # SciPy reads a sample in each column
-    return min(1.0, float(scipy.stats.boschloo_exact(table).pvalue))
+    return float(scipy.stats.boschloo_exact(table).pvalue)
 
 
 def take_off(curve: Iterable[Mapping[str, float]], accuracy: float) -> int | None:

@@ -86,6 +86,8 @@ def test_coverage_with_unequal_clusters(seeds, unequal):
     groups = len(unequal)
     assert (groups, round(effective(unequal))) == (40, 21)
     sums, _ = study(seeds, groups, 0, 0.05, 0.05, STUDIES, unequal)
+    spread = Spread.of(sums[0], unequal, Bootstrap.of(sums[0].mean(0), unequal))
+    assert spread.freedom == (seeds - 1, effective(unequal) - 1)
     assert 93 <= coverage(cluster_interval(sums.mean(-2), unequal)) <= 97
     for spreads in CROSSED:
         sums, _ = study(seeds, groups, *spreads, 2 * STUDIES, unequal)
