@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,15 @@ from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
 from bearings.reporting.reading import read_study
-from bearings.reporting.take_off import TakeOff, log_rank_p, take_off_sentence, take_off_table
+from bearings.reporting.take_off import (
+    TakeOff,
+    log_rank_p,
+    log_rank_scores,
+    take_off_plot,
+    take_off_sentence,
+    take_off_table,
+    take_offs,
+)
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -38,12 +47,33 @@ def statistic(mine, theirs):
 def test_p_counts_the_assignments_of_seeds_that_are_as_extreme(one, other):
     every, size = [*one, *other], len(one)
     observed = statistic(times(*one), times(*other))
+    mine, theirs = log_rank_scores(times(*one), times(*other))
+    assert (mine.sum(), theirs.sum()) == (pytest.approx(observed), pytest.approx(-observed))
     found = []
     for chosen in itertools.combinations(range(len(every)), size):
         rest = [each for i, each in enumerate(every) if i not in chosen]
         found.append(statistic(times(*(every[i] for i in chosen)), times(*rest)))
     sides = [np.mean([sign * each >= sign * observed - 1e-9 for each in found]) for sign in (1, -1)]
     assert log_rank_p(times(*one), times(*other)) == pytest.approx(min(1.0, 2 * min(sides)))
+
+
+def test_two_seeds_are_too_few_for_a_test():
+    assert log_rank_p(times(10, 20), times(30, 40, 50)) is log_rank_p(times(30, 40, 50), times(10, 20)) is None
+
+
+def test_models_without_validations_have_no_take_off_and_a_plot_needs_both_kinds_of_seed(tmp_path):
+    def model(*curves):
+        return SimpleNamespace(
+            label="rope", runs={seed: SimpleNamespace(curve=curve) for seed, curve in enumerate(curves)}
+        )
+
+    early, never = ([{"step": 5, "valid_accuracy": accuracy}] for accuracy in (0.9, 0.1))
+    assert TakeOff.of(model(early, [{"step": 5, "train_nll": 1.0}]), 0.5) is None
+    place = {"half_way": 0.5, "slug": "task", "name": "task"}
+    assert take_offs(SimpleNamespace(solved=None, contestants=[model(early)], **place)) == {}
+    for curves, drawn in (((early, early), False), ((never, never), False), ((early, never), True)):
+        comparison = SimpleNamespace(solved=0.9, contestants=[model(*curves)], **place)
+        assert (take_off_plot(comparison, {"rope": {}}, tmp_path) is not None) == drawn
 
 
 def test_assignments_with_equal_sums_of_scores_are_equally_extreme():
@@ -84,17 +114,19 @@ def test_table_and_plot_of_a_report(tmp_path, report):
             (path / "metrics.csv").write_text("\n".join(rows) + "\n")
     folder, _ = report()
     rows = rows_of(folder / "tables" / "flip_flop-take-off.csv")
-    assert {name: (row["reached"], row["median"]) for name, row in rows.items()} == {
-        "path": ("3 of 3", "10"),
-        "pope": ("2 of 3", "20"),
-        "rope": ("0 of 3", "not reached"),
-    }
+    assert [(name, row["reached"], row["median"]) for name, row in rows.items()] == [
+        ("path", "3 of 3", "10"),
+        ("pope", "2 of 3", "20"),
+        ("rope", "0 of 3", "not reached"),
+    ]
     assert float(rows["path"]["p"]) == pytest.approx(0.1)  # 2 of the 20 assignments
     assert float(rows["path"]["holm_p"]) == pytest.approx(0.2)
     assert rows["rope"]["p"] == ""
     assert (folder / "plots" / "flip_flop-take-off.svg").exists()
     with open(folder / "plots" / "flip_flop-take-off.csv") as file:
-        assert "pope,20,66.6" in file.read()
+        drawn = file.read()
+    assert "pope,20,66.6" in drawn
+    assert "path,30,100" in drawn  # curves go on to the last step of all
 
 
 def table_of(tmp_path, unmade=0, **curves):
