@@ -184,9 +184,10 @@ class CorpusOptions(Options):
         if self.valid_fraction + self.test_fraction >= 1:
             given = f"valid_fraction={self.valid_fraction} and test_fraction={self.test_fraction}"
             raise ValueError(f"{given}: their sum must be below 1")
-        if (self.tokenizer == "alphabet") != bool(self.alphabet):
-            given = f"tokenizer={self.tokenizer} with alphabet={self.alphabet}"
-            raise ValueError(f"{given}: use tokenizer=alphabet together with alphabet=LETTERS")
+        if self.tokenizer == "alphabet" and not self.alphabet:
+            raise ValueError("tokenizer=alphabet without alphabet: set it to the letters of the text")
+        if self.alphabet and self.tokenizer != "alphabet":
+            raise ValueError(f"alphabet={self.alphabet} with tokenizer={self.tokenizer}: set tokenizer=alphabet")
         if self.alphabet and len({*self.alphabet}) < len(self.alphabet):
             twice = next(letter for letter in self.alphabet if self.alphabet.count(letter) > 1)
             raise ValueError(f"alphabet={self.alphabet}: it contains {twice!r} twice: give each letter once")

@@ -181,7 +181,8 @@ def test_a_wrong_table_is_one_line(tmp_path, text, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokenizer": "alphabet"}, "use tokenizer=alphabet together with alphabet=LETTERS"),
+        ({"tokenizer": "alphabet"}, "tokenizer=alphabet without alphabet: set it to the letters of the text"),
+        ({"tokenizer": "bytes", "alphabet": "AB"}, "alphabet=AB with tokenizer=bytes: set tokenizer=alphabet"),
         ({"tokenizer": "alphabet", "alphabet": "ABA"}, "it contains 'A' twice"),
         ({"split": "files", "split_field": "s"}, "use one of them"),
         ({"field": "s", "split_field": "s"}, "must be different"),
