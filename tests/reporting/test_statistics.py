@@ -386,6 +386,14 @@ def test_models_that_differ_by_a_constant_are_different():
     assert found.equivalence_p == 1
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_bootstrap_p_has_two_sides(sign):
+    clusters = np.random.default_rng(3).normal(size=200)
+    clusters += 0.1 - clusters.mean()
+    found = difference(np.tile(sign * clusters, (3, 1)), np.zeros((3, 200)), np.ones(200), 0.1)
+    assert found.cluster_p == pytest.approx(stats.ttest_1samp(clusters, 0).pvalue, rel=0.2)
+
+
 def test_bootstrap_p_is_small_if_all_clusters_agree():
     random = np.random.default_rng(0)
     sizes = np.full(50, 300.0)
