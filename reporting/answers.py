@@ -69,8 +69,9 @@ def _clauses(scores: Sequence[Score], reference: str, places: int) -> list[str]:
             return [_solved(*each) for each in sorted(solved, key=lambda each: each[0].nats.value)]
         return [f"no differences, because there is no run of {named} to compare {models} with"]
     if references and not compared:
+        solved = [_solved(each, each.solving) for each in references if each.solving is not None]
         them = "it" if len(references) == 1 else "them"
-        return [f"only {_listed(references)}, nothing to compare {them} with"]
+        return solved or [f"only {_listed(references)}, nothing to compare {them} with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     undecided = [each for each in best_first if not _decided(each)]
     few = len(best_first) <= MOST

@@ -60,7 +60,7 @@ def errors_plot(comparisons: Sequence[Comparison], folder: Path) -> Plot | None:
     limit = 100 * (1 - (comparisons[0].solved or 0))
     axes.axhline(limit, color=QUIET, linewidth=1.2, linestyle=":")
     axes.set_xticks(range(len(places)), [values[place] for place in places])
-    axes.set(xlabel=name, ylabel="wrong answers")
+    axes.set(xlabel=name, ylabel="wrong answers", xlim=(-0.5, len(places) - 0.5))
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter(PercentFormatter(symbol=" %"))
     axes.grid(False, axis="x")

@@ -125,11 +125,11 @@ def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:
     """
     recorded: dict[str, dict[str, bool]] = {}  # by setting and value
     for given, chosen in listed(folder):
-        line = [*given, *(chosen or ())]
-        for key, value in _asked(line).items():
+        made = " ".join([*given, *(chosen or ())]) not in missing
+        for key, value in _asked(given).items():
             if key == "encoding" or ("." in key and not key.startswith("encoding.")):
                 values = recorded.setdefault(key, {})
-                values[short(value)] = values.get(short(value), False) or " ".join(line) not in missing
+                values[short(value)] = values.get(short(value), False) or made
     lost = {key: [value for value, there in values.items() if not there] for key, values in recorded.items()}
     return [f"{key}={', '.join(values)}" for key, values in lost.items() if values]
 

@@ -18,6 +18,7 @@ from ..core.hidden import hidden
 from ..core.legend_records import legends_of
 from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.baseline_records import read_baselines
+from ..domains.generated import GeneratedDomain
 from ..domains.records import Records
 from ..session.configuration import refuse_problems
 from ..session.identity import identity
@@ -291,6 +292,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
         slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
+    different = _without_implied_digests(different, everywhere)
     contestants = map(_contestants, found)
     comparisons = sorted(
         map(Comparison, domains, numbered(slugs), facts, different, contestants),
@@ -302,6 +304,22 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     numbers = iter(numbered([*taken, *long])[len(taken) :])
     names = numbered([comparison.full_name or next(numbers) for comparison in comparisons])
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
+
+
+def _without_implied_digests(different: Sequence[dict[str, Any]], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """What is different about each comparison, without digests of generated data if settings distinguish it.
+
+    Args:
+        different: the facts of each comparison that few share.
+        runs: a run of each.
+    """
+    domains = [run.config["names"]["domain"] for run in runs]
+    settings = [{key: value for key, value in each.items() if "sha256" not in key} for each in different]
+    named = [*zip(domains, settings, strict=True)]
+    return [
+        settings[at] if issubclass(run.domain, GeneratedDomain) and named.count(named[at]) == 1 else different[at]
+        for at, run in enumerate(runs)
+    ]
 
 
 def _all_facts(found: Sequence[Sequence[Mapping[int, Run]]]) -> list[dict[str, Any]]:

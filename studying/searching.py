@@ -10,6 +10,7 @@ from ..core.errors import UserError
 from ..reporting.finished import RATE
 from ..reporting.planned import TUNED, searched_rows
 from ..reporting.tables import write_csv
+from ..session.overrides import key_of
 from .packing import study_lock
 
 
@@ -36,17 +37,20 @@ def edges_of_grids(folder: Path) -> str | None:
 
 
 def _names(runs: Sequence[str]) -> dict[str, str]:
-    """The encoding of each of `runs`, and the settings that differ between those with the same encoding."""
-    alike: dict[str, dict[str, list[str]]] = {}  # the settings of each run by encoding
+    """The encoding of each of `runs`, and its values of the settings that runs with one encoding differ in."""
+    words = {run: [word for word in run.split() if not word.startswith("encoding=")] for run in runs}
+    alike: dict[str, list[str]] = {}
     for run in runs:
-        words = run.split()
-        encodings = [word.partition("=")[2] for word in words if word.startswith("encoding=")]
-        alike.setdefault(encodings[-1] if encodings else "the default encoding", {})[run] = words
+        encodings = [word.partition("=")[2] for word in run.split() if word.startswith("encoding=")]
+        alike.setdefault(encodings[-1] if encodings else "the default encoding", []).append(run)
+    varied = set()
+    for group in alike.values():
+        shared = set.intersection(*(set(words[run]) for run in group))
+        varied |= {key_of(word) for run in group for word in words[run] if word not in shared}
     names = {}
     for encoding, group in alike.items():
-        shared = set.intersection(*map(set, group.values()))
-        for run, words in group.items():
-            own = [word for word in words if word not in shared]
+        for run in group:
+            own = [word for word in words[run] if key_of(word) in varied]
             names[run] = f"{encoding} ({', '.join(own)})" if own else encoding
     return names
 

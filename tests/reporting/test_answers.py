@@ -115,6 +115,14 @@ def test_without_a_reference_models_are_next_to_the_published_errors():
     ]
 
 
+def test_without_other_models_the_reference_s_errors_are_named():
+    run = SimpleNamespace(published={})
+    alone = replace(score(0), contestant=SimpleNamespace(label="rope", encoding="rope", any_run=run), solving=SOLVED)
+    alone = replace(alone, against=alone.contestant, difference=None)
+    clause = "rope gives 0.00 % wrong answers and solves the task with 3 of 3 seeds (95 % interval 30 to 100 %)"
+    assert answers([alone], "rope")[0].clauses == [clause]
+
+
 def test_a_reference_with_another_rate_than_the_chosen_one_is_not_said_to_be_missing():
     alone = replace(score(0), against=None, difference=None)
     other = replace(alone, contestant=contestant("rope, learning_rate=0.1", 3), chosen=False)

@@ -62,9 +62,34 @@ def test_settings_of_data_are_listed_once(tmp_path):
     for pool in (1000, 2000):
         path = make_run(tmp_path / "runs", "rope", 0, f"domain.pool={pool}", domain="indirect_indexing", correct=0.5)
         rewritten(path, "content", pool=pool, sha256=f"{pool:064}")
+        rewritten(path, "domain", shortest=pool)
+        rewritten(path, "model", width=pool)
     (line,) = read_study([tmp_path / "runs"]).legend().values()
     changes = [change.split(" ")[0] for change in line.partition(": ")[2].split("; ")]
-    assert sorted(changes) == ["content.sha256", "domain.pool"]
+    assert sorted(changes) == ["content.sha256", "domain.pool", "domain.shortest", "model.width"]
+
+
+def generated(path, back, sha256):
+    run = make_run(path, "rope", 0, f"domain.back={back}", domain="mqrar", units=("answer",), correct=0.5, store=sha256)
+    rewritten(run, "content", back=back, sha256=sha256)
+
+
+def test_digests_of_generated_data_are_not_named_where_settings_differ(tmp_path):
+    for back in (1, 2):
+        generated(tmp_path / "runs", back, f"{back:064}")
+    study = read_study([tmp_path / "runs"])
+    assert [each.name for each in study.comparisons] == ["mqrar (back=1)", "mqrar (back=2)"]
+    assert [each.title for each in study.comparisons] == ["mqrar: back=1", "mqrar: back=2"]
+    assert not study.legend()
+
+
+def test_other_data_from_the_same_settings_are_named(tmp_path):
+    """Another version of a generator can draw other data."""
+    for number, back in enumerate((1, 2, 2)):
+        generated(tmp_path / f"runs{number}", back, f"{number:064}")
+    study = read_study([tmp_path / f"runs{number}" for number in range(3)])
+    assert [each.name for each in study.comparisons] == ["mqrar (back=1)", "mqrar-2", "mqrar-3"]
+    assert all("store.sha256" in line for line in study.legend().values())
 
 
 def test_settings_without_effect_are_not_listed_and_files_are_named(tmp_path):

@@ -283,6 +283,16 @@ def test_encodings_at_the_edge_of_the_grid_on_several_data_sets_have_the_setting
     )
 
 
+def test_an_encoding_at_the_edge_with_one_search_so_far_has_the_settings_that_differ_for_others(tmp_path):
+    runs = "domain.back=1 encoding=rope", "domain.back=2 encoding=rope", "domain.back=2 encoding=fox encoding.bias=0"
+    rows = [f"{run},s,{rate},{rate == '1e-3'}" for run in runs for rate in ("1e-3", "2e-3")]
+    (tmp_path / "tuning.csv").write_text("\n".join([f"run,search,{RATE},chosen", *rows]))
+    assert edges_of_grids(tmp_path) == (
+        "Best learning rates at the edge of the grid: the lowest for rope (domain.back=1), rope (domain.back=2), fox "
+        "(domain.back=2)."
+    )
+
+
 def test_a_changed_search_is_made_again_and_chooses_among_its_own_points(searched, monkeypatch):
     """Although the results of other points are in the table of task=tune."""
     job = planning.plan(searched, searched / "trained", [CPU])[0]

@@ -214,6 +214,16 @@ def test_a_page_names_encodings_and_values_of_which_no_run_has_a_record(tmp_path
     assert missing in (tmp_path / "README.md").read_text()
 
 
+def test_a_page_does_not_name_values_that_a_search_has_chosen(tmp_path):
+    (tmp_path / "study.yaml").write_text("search: task=tune\nruns: ['experiment=debug encoding=rope,pope seed=0']")
+    rows = "experiment=debug encoding=rope,s,1e-3,True\nexperiment=debug encoding=pope,s,2e-3,True\n"
+    (tmp_path / "tuning.csv").write_text(f"run,search,optimizer.learning_rate,chosen\n{rows}")
+    make_run(tmp_path / "runs", "rope", 0, "optimizer.learning_rate=1e-3")
+    summary.write_summary(tmp_path)
+    missing = "Listed runs without a record: 1, among them all with encoding=pope.\n"
+    assert missing in (tmp_path / "README.md").read_text()
+
+
 def test_a_study_s_page_has_the_baselines_that_a_run_has_kept_lowest_first(tmp_path):
     (tmp_path / "study.yaml").write_text("runs: ['experiment=debug seed=0,1 encoding=rope']")
     for seed in (0, 1):
