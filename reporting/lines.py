@@ -94,9 +94,11 @@ def refuse_foreign(setting: Override, word: str, of: str) -> None:
     if key in OWN and (of == "runs" or key != "task"):
         raise UserError(f"{word}: remove it, because each line is a run to train; put other tasks under then")
     if of == "search" and (
-        key == "task.out" or setting.is_sweep_override() or key.split(".")[0] not in ("task", "seed")
+        key in ("task.out", "task.points") or setting.is_sweep_override() or key.split(".")[0] not in ("task", "seed")
     ):
-        raise UserError(f"{word}: a search only has task=tune, its options without task.out, and seed=N")
+        raise UserError(
+            f"{word}: a search only has task=tune, its options without task.out and task.points, and seed=N"
+        )
     parts = key.split(".")
     if parts[0] not in ALLOWED:
         raise UserError(f"{parts[0]}: unknown key; {suggestions(parts[0], ALLOWED)}")

@@ -50,6 +50,16 @@ class Planned:
         return seed_of(self.settings)
 
     @property
+    def title(self) -> str:
+        """Its directory."""
+        return str(self.path)
+
+    @property
+    def log(self) -> str:
+        """The name of its log file."""
+        return f"{self.path.parent.name}-{self.path.name}.log"
+
+    @property
     def unseeded(self) -> tuple[str, ...]:
         """Its settings without the seed."""
         return without_seed(self.settings)
@@ -84,10 +94,16 @@ def commands(runs: Sequence[Job]) -> list[list[str]]:
 
 
 def together(planned: Sequence[Job], most: int) -> list[list[Job]]:
-    """Runs in groups of at most `most` that differ only in their seeds, in the order of their first runs."""
+    """Runs in groups of at most `most` that differ only in their seeds, in the order of their first runs.
+
+    A search is split into parts of at most `most` points, each a group of its own.
+    """
     groups: list[list[Job]] = []
     filling: dict[tuple[str, ...], list[Job]] = {}
     for run in planned:
+        if isinstance(run, Searched):
+            groups.extend([part] for part in run.parts(most))
+            continue
         group = filling.get(run.unseeded, [])
         if run.seed is None or not group or len(group) == most:
             group = []

@@ -101,7 +101,8 @@ def execute(
         limit: time limit in seconds.
         commit: commit of the source, for runs made outside a checkout.
         gpus: names of GPUs, from `gpus_for`.
-        seeds: maximum number of runs per process, one after the other; they differ only in their seeds.
+        seeds: maximum number of runs per process, one after the other, that differ only in their seeds, and of points
+            of a search.
         after: the runs that can be trained once a job is done; they come before the searches still to do.
 
     Returns:
@@ -117,10 +118,9 @@ def execute(
         while (waiting or running) and time.monotonic() < end:
             while waiting and places and time.monotonic() + quickest.get(type(waiting[0][0]), 0.0) < end:
                 runs = waiting.pop(0)
-                log = logs / f"{runs[0].path.parent.name}-{runs[0].path.name}.log"
-                running.append(Running(runs, log, places.pop(0)))
+                running.append(Running(runs, logs / runs[0].log, places.pop(0)))
                 running[-1].start(environment)
-                print(f"started    {named(runs)}, log {log}", flush=True)
+                print(f"started    {named(runs)}, log {running[-1].log}", flush=True)
             if not running:
                 break
             time.sleep(0.2)
@@ -170,8 +170,8 @@ def insert_before_searches(waiting: list[list[Job]], coming: Sequence[list[Job]]
 
 
 def named(runs: Sequence[Job]) -> str:
-    """The directory of the first of `runs`, and the number of others."""
-    return f"{runs[0].path}" + (f" and {len(runs) - 1} with other seeds" if len(runs) > 1 else "")
+    """The title of the first of `runs`, and the number of others."""
+    return runs[0].title + (f" and {len(runs) - 1} with other seeds" if len(runs) > 1 else "")
 
 
 def settle(ended: Running, sharing: int, commit: str | None) -> str | None:

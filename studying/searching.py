@@ -1,7 +1,7 @@
 """The search of a study: `task=tune` chooses settings on the validation split before the runs are trained."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from ..core.errors import UserError
 from ..reporting.finished import RATE
 from ..reporting.planned import TUNED, searched_rows
 from ..reporting.tables import write_csv
-from ..session.overrides import key_of
+from ..session.overrides import as_setting, as_typed, key_of
 from .packing import study_lock
 
 
@@ -68,6 +68,7 @@ class Searched:
         each_seed: its seeds, as in that table.
         study: folder of the study, to whose `tuning.csv` the results are added.
         waiting: number of runs whose settings it chooses.
+        part: numbers of the points that one process trains; None for all.
     """
 
     run: str
@@ -78,6 +79,7 @@ class Searched:
     each_seed: str
     study: Path
     waiting: int = 0
+    part: Sequence[int] | None = None
 
     names: ClassVar[Mapping[str, str]] = {}
     then = ()
@@ -90,13 +92,43 @@ class Searched:
         """Its settings."""
         return tuple(self.settings)
 
+    @property
+    def title(self) -> str:
+        """Its table, and its points if it is a part."""
+        return f"{self.path}{'' if self.part is None else f', task.points={as_typed(self.part)}'}"
+
+    @property
+    def log(self) -> str:
+        """The name of its log file."""
+        return f"{self.path.parent.name}-{self.path.name}{'' if self.part is None else f'-{self.part[0]}'}.log"
+
+    def parts(self, most: int) -> list["Searched"]:
+        """The search in parts of at most `most` points, for one process each."""
+        numbers = range(len(self.points))
+        if len(numbers) <= most:
+            return [self]
+        groups = [[*numbers[first : first + most]] for first in numbers[::most]]
+        return [
+            replace(self, part=group, settings=[*self.settings, as_setting("task.points", group)]) for group in groups
+        ]
+
     def keep(self, sharing: int, commit: str | None) -> None:
-        """Add the results to the study's table, and replace those of an earlier search for the same runs."""
+        """Add the results to the study's table, and replace those of an earlier search for the same runs.
+
+        Nothing is added until all points have results.
+
+        Raises:
+            UserError: there are no results, or training diverged at all points.
+        """
         found = [row for row in read_csv(self.path) if row["each_seed"] == self.each_seed]
         found = [row for row in found if {key: row[key] for key in self.points[0]} in self.points]
-        best = min(found, key=lambda row: float(row["valid_nll"]), default=None)
-        if best is None:
+        if not found:
             raise UserError(f"{self.path}: no results with seeds {self.each_seed}: delete it to search again")
+        if len(found) < len(self.points) and self.part is not None:
+            return
+        best = min(found, key=lambda row: float(row["valid_nll"]))
+        if best["valid_nll"] == "inf":
+            raise UserError(f"{self.run}, {self.search}: training diverged at all points: give lower rates")
         named = {"run": self.run, "search": self.search}
         found = [{**named, **row, "chosen": row is best} for row in found]
         with study_lock(self.study):

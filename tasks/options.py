@@ -218,12 +218,15 @@ class TuneOptions(Options):
         rates: learning rates, such as [3e-4,6e-4]; null for `optimizer.learning_rate` times 1/4, 1/2, 1, 2 and 4.
         grid: values of other settings, such as {model.dropout:[0.0,0.1]}; every combination is trained.
         seeds: seeds for each point, such as [0,1,2], compared by their mean; null for `seed=`.
+        points: points of the grid to train, counted from 0, such as [0,1]; null for all. So several processes can share
+            a search: each adds its points to the results.
         out: folder for the runs of the search, separate from those that reports compare.
     """
 
     rates: Sequence[float] | None = None
     grid: dict[str, list[Any]] | None = None
     seeds: Sequence[int] | None = None
+    points: Sequence[int] | None = None
     out: Place = "tuning"
 
     def check_together(self) -> None:
@@ -235,6 +238,8 @@ class TuneOptions(Options):
                 raise ValueError(f"grid: {key}={values}: give at least two values")
             if key in ("seed", "optimizer.learning_rate"):
                 raise ValueError(f"grid: {key}: use task.seeds or task.rates instead")
+        if self.points is not None and not self.points:
+            raise ValueError("points=[]: give at least one point, or null for all")
         if seeds is not None and not seeds:
             raise ValueError("seeds=[]: give at least one seed, or null for seed=")
         if seeds is not None and not all(0 <= seed < 2**63 for seed in seeds):
@@ -248,8 +253,8 @@ class StudyOptions(Options):
     Attributes:
         study: name of a study, or a folder with a study.yaml; `all` with `report` or `check`. Set it with `study=`.
         jobs: number of processes at a time on each GPU; several small runs use a GPU better than one.
-        seeds: maximum number of runs per process, one after the other, that differ only in their seeds. Saves the time
-            that small runs need to start.
+        seeds: maximum number of runs per process, one after the other, that differ only in their seeds, and of points
+            of a search. Saves the time that small runs need to start.
         limit: time limit in seconds, after which running runs are stopped; null for none.
         settings: settings for every run, such as {domain.path:FILE,trainer.micro_batch:4}; only settings that do not
             change results are allowed.

@@ -32,10 +32,11 @@ class Study(Task):
     Each visible GPU trains `jobs` runs at a time. If a run uses several GPUs (trainer.devices), `jobs` is the total
     number of runs, and each sees all GPUs. Runs that share a GPU take turns; NVIDIA's MPS (start it with
     `nvidia-cuda-mps-control -d`) lets small runs execute concurrently. A process trains up to `seeds` runs in turn that
-    differ only in their seeds. If the list has a `search`, it chooses settings on the validation split first, and its
-    results are added to `STUDY/tuning.csv`; runs whose search has ended come before other searches. Runs with kept
-    records are not repeated, even if the records are of other data, which are then named, and stopped runs are resumed.
-    Records are kept in `STUDY/runs` as runs finish, and packed at the end. Those found at the start are packed first.
+    differ only in their seeds, or points of a search. If the list has a `search`, it chooses settings on the validation
+    split first, and its results are added to `STUDY/tuning.csv`; runs whose search has ended come before other
+    searches. Runs with kept records are not repeated, even if the records are of other data, which are then named, and
+    stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end. Those found at the
+    start are packed first.
 
     Args:
         options: fields of `StudyOptions`.

@@ -62,20 +62,20 @@ class Tune(Task):
     def __init__(self, **options: Any):
         given = TuneOptions(**options)
         self.rates, self.seeds, self.out = given.rates, given.seeds, Path(os.path.expanduser(given.out))
-        self.grid = given.grid or {}
+        self.grid, self.chosen = given.grid or {}, given.points
 
     def __call__(self, session: Session) -> None:
         if session.config["run"] is not None:
             raise UserError(
                 f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"
             )
-        path, points = self.check(session), self._points(session.config)
+        path, points = self.check(session), self._chosen_points(session.config)
         seeds, each_seed = self._seeds(session.config), self.each_seed(session.config)
         scored = []
         for point in points:
             mean = float(np.mean([self._score(session, point, seed) for seed in seeds]))
             scored.append({**_texts(point), "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
-        if all(row["valid_nll"] == float("inf") for row in scored):
+        if self.chosen is None and all(row["valid_nll"] == float("inf") for row in scored):
             lowest = min(point[RATE] for point in points)
             raise UserError(f"task.rates: training diverged at all rates, down to {lowest:g}: give lower rates")
         rows = [row for row in _merge(path, scored) if row["each_seed"] == each_seed]
@@ -88,6 +88,9 @@ class Tune(Task):
         }
         title = f"{names['domain']}, {names['encoding']}: search"
         session.console.print(Table("tune", title, columns, rows, []).on_console())
+        if self.chosen is not None:
+            session.console.print(f"wrote {path}", soft_wrap=True)
+            return
         if _at_edge(best, rows):
             session.console.print(
                 "the best rate is at the edge of the grid: widen it with task.rates, for all encodings"
@@ -101,11 +104,12 @@ class Tune(Task):
         With `match`, the size of the MLP varies with the point, so the name has the kind of cost instead.
 
         Raises:
-            UserError: a point has invalid settings, devices are several, or the table is damaged or of another kind.
+            UserError: a point has invalid settings, `task.points` names one that the grid does not have, devices are
+                several, or the table is damaged or of another kind.
         """
         if session.settings.ranks > 1:
             raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
-        for point in self._points(session.config):
+        for point in self._chosen_points(session.config):
             self._session(session, point, 0)
         unset = _at(unmatched(session.config), {RATE: None, **dict.fromkeys(self.grid, VARIED)})
         run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
@@ -132,6 +136,16 @@ class Tune(Task):
         rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
         grid = [_as_declared(config, key, values) for key, values in self.grid.items()]
         return [dict(zip([RATE, *self.grid], values, strict=True)) for values in itertools.product(rates, *grid)]
+
+    def _chosen_points(self, config: Mapping) -> list[dict[str, Any]]:
+        """The points to train."""
+        points = self._points(config)
+        if self.chosen is None:
+            return points
+        if unknown := [number for number in self.chosen if number not in range(len(points))]:
+            given, last = [*self.chosen], len(points) - 1
+            raise UserError(f"task.points={given}: the grid has no point {unknown[0]}: give points from 0 to {last}")
+        return [points[number] for number in sorted(set(self.chosen))]
 
     def _session(self, session: Session, point: Mapping[str, Any], seed: int) -> Session:
         config = _at(unmatched(session.config), point)

@@ -1,5 +1,6 @@
 """task=study with a search: it comes first, and chooses settings of the runs."""
 
+import re
 import sys
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_search_comes_before_the_runs_and_chooses_their_settings(searched, mon
     assert first[0].path == tune.check(Session.of(config))
     given = [[sys.executable, "-c", SEARCH, str(job.path)] for job in first]
     monkeypatch.setattr(running, "commands", lambda runs: [given[first.index(runs[0])]])
-    assert running.execute(first, 2, logs, seeds=2) == []
+    assert running.execute(first, 2, logs, seeds=4) == []
     table = (searched / "tuning.csv").read_text().splitlines()
     assert table[0].startswith("run,search,optimizer.learning_rate,model.dropout,valid_nll")
     assert len(table) == 1 + 2 * 2  # of seed 5 only
@@ -91,6 +92,7 @@ def planning_of(command):
         ("task.rates=[1e-3,1e-2]", r"a search is a line such as task=tune"),
         ("task=tune task.rates=[1e-3]", r"task=tune task\.rates=\[1e-3\]: task\.rates=\[0\.001\]: give at least two"),
         ("task=tune task.out=here", r"task\.out=here: a search only has task=tune"),
+        ("task=tune task.points=[0]", r"task\.points=\[0\]: a search only has task=tune"),
         ("task=tune trainer.steps=3", r"trainer\.steps=3: a search only has task=tune"),
         ("task=tune seed=1,2", r"seed=1,2: a search only has task=tune"),
         ("task=tune task.grid={model.droput:[0,1]}", r"task\.grid: model\.droput is not a setting"),
@@ -149,6 +151,52 @@ path = pathlib.Path(sys.argv[1]); path.mkdir(parents=True); (path / "begun").tou
 """
 
 
+# Adds one point, as task=tune with task.points does.
+POINT = """
+import csv, os, pathlib, sys
+path, number, nats = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+with open(path, "a", newline="") as file:
+    writer = csv.writer(file)
+    if not file.tell():
+        writer.writerow(["optimizer.learning_rate", "model.dropout", "valid_nll", "seeds", "each_seed", "chosen"])
+    writer.writerow([("0.001", "0.01")[number // 2], ("0.0", "0.5")[number % 2], nats[number], 1, "5", "False"])
+"""
+
+
+@pytest.mark.parametrize(("nats", "best"), [("2,inf,1.5,3", ["0.01", "0.0"]), ("inf,inf,inf,inf", None)])
+def test_processes_share_a_search_and_the_best_of_all_their_points_is_chosen(searched, monkeypatch, nats, best):
+    search, kept = planning.plan(searched, searched / "trained", [CPU])[0], []
+    search.path.parent.mkdir(parents=True)
+    parts = [each for (each,) in jobs.together([search], 1)]
+    assert [part.settings[-1] for part in parts] == [f"task.points=[{number}]" for number in range(4)]
+    assert len({part.log for part in parts}) == 4
+
+    def after(job):
+        kept.append((searched / "tuning.csv").exists())
+        return []
+
+    def commands(runs):
+        return [[sys.executable, "-c", POINT, str(search.path), str(runs[0].part[0]), nats]]
+
+    monkeypatch.setattr(running, "commands", commands)
+    failed = running.execute([search], 1, searched / "logs", after=after)
+    if best is None:
+        assert kept == [False] * 3
+        assert re.search("task=tune .*: training diverged at all points: give lower rates", failed[0])
+        assert not (searched / "tuning.csv").exists()
+    else:
+        assert not failed
+        assert kept == [False] * 3 + [True]
+        assert [*chosen_settings(searched, LINE).values()] == [[f"{RATE}={best[0]}", f"model.dropout={best[1]}"]]
+
+
+def test_parts_of_a_search_have_as_many_points_as_a_process_trains(searched):
+    search = planning.plan(searched, searched / "trained", [CPU])[0]
+    assert [[part.part for part in group] for group in jobs.together([search], 3)] == [[[0, 1, 2]], [[3]]]
+    assert jobs.together([search], 4) == [[search]]
+    assert search.parts(3)[0].title == f"{search.path}, task.points=[0, 1, 2]"
+
+
 def test_runs_begin_once_their_own_search_has_ended(searched, command, monkeypatch):
     def commands(runs):
         script, path = SEARCH if isinstance(runs[0], Searched) else BEGIN, runs[0].path
@@ -157,7 +205,13 @@ def test_runs_begin_once_their_own_search_has_ended(searched, command, monkeypat
 
     monkeypatch.setattr(running, "commands", commands)
     with pytest.raises(UserError, match="4 of 4 runs are not finished"):
-        command(f"study={searched}", "runs=trained", "task.jobs=2", f"task.settings={{{CPU.replace('=', ': ')}}}")
+        command(
+            f"study={searched}",
+            "runs=trained",
+            "task.jobs=2",
+            "task.seeds=4",
+            f"task.settings={{{CPU.replace('=', ': ')}}}",
+        )
     assert len([*(searched / "trained").rglob("begun")]) == 4
 
 
@@ -184,8 +238,9 @@ def test_runs_of_searched_settings_come_before_other_searches(searched, monkeypa
 
     monkeypatch.setattr(running.Running, "start", noted)
     monkeypatch.setattr(running, "commands", commands)
-    assert len(running.execute(first, 1, searched / "logs", after=after)) == 4
-    one, other = ([("Searched", name), *[("Planned", name)] * 2] for name in ("rope", "nope"))
+    assert len(running.execute(first, 1, searched / "logs", seeds=4, after=after)) == 4
+    # Two runs in one process, which fails, and then each on its own.
+    one, other = ([("Searched", name), *[("Planned", name)] * 3] for name in ("rope", "nope"))
     assert order == [*one, *other]
 
 
@@ -197,7 +252,7 @@ def test_a_list_that_becomes_invalid_stops_no_other_search(searched, monkeypatch
         return planning.plan(searched, searched / "trained", [CPU], job.run)
 
     monkeypatch.setattr(running, "commands", lambda runs: [[sys.executable, "-c", SEARCH, str(runs[0].path)]])
-    failed = running.execute(first, 1, searched / "logs", after=after)
+    failed = running.execute(first, 1, searched / "logs", seeds=4, after=after)
     assert len(failed) == 2
     assert all("study.yaml" in line for line in failed)
 
@@ -218,7 +273,7 @@ def test_the_time_of_a_search_does_not_keep_runs_from_starting(searched, monkeyp
 
     monkeypatch.setattr(running.Running, "last", True)
     monkeypatch.setattr(running, "commands", commands)
-    running.execute(first, 1, searched / "logs", 100, after=after)
+    running.execute(first, 1, searched / "logs", 100, seeds=4, after=after)
     assert len([*(searched / "trained").rglob("begun")]) == 2
 
 

@@ -56,6 +56,21 @@ def test_a_search_resumes(tmp_path, tune):
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
+def test_points_are_trained_apart_and_then_found_by_the_whole_search(tmp_path, tune):
+    rows, printed = tune(rates=[1e-3, 1e-2, 3e-2], points=[2])
+    assert [float(row["optimizer.learning_rate"]) for row in rows] == [3e-2]
+    assert "edge of the grid" not in printed
+    assert "to use the best" not in printed
+    rows, _ = tune(rates=[1e-3, 1e-2, 3e-2], points=[0, 1])
+    again, printed = tune(rates=[1e-3, 1e-2, 3e-2])
+    assert again == rows
+    assert printed.count("already finished") == 3
+    with pytest.raises(UserError, match=r"points=\[0, 3\]: the grid has no point 3: give points from 0 to 2"):
+        tune(rates=[1e-3, 1e-2, 3e-2], points=[0, 3])
+    with pytest.raises(ValueError, match=r"points=\[\]: give at least one point"):
+        Tune(points=[])
+
+
 def test_a_point_is_trained_without_the_model_of_the_one_before(tune, monkeypatch):
     """Whose memory would otherwise count as used when settings are chosen by free memory."""
     models, before, inner = [], [], Session.model_in_place
