@@ -135,7 +135,8 @@ class DAPE(RowEncoding):
 
     def attention_flops(self, length: int) -> float:
         weights = self.hidden_weight.numel() + self.output_weight.numel()
-        return super().attention_flops(length) + 2.0 * weights * self.pairs_seen(length)
+        of_bias = 0.0 if self.bias is None else self.bias.bias_flops()
+        return super().attention_flops(length) + (2.0 * weights + of_bias) * self.pairs_seen(length)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """The bias by distance."""

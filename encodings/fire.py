@@ -96,9 +96,11 @@ class FIRE(RowEncoding, DistanceBias):
         # Hidden units, which rows share unless they are packed: values, and gradients after and before the ReLU.
         return max(super().block_values(rows), 3 * self.hidden_bias.numel() + self.heads * (rows + 2))
 
+    def bias_flops(self) -> float:
+        return 2.0 * self.hidden_bias.numel() * (1 + self.heads)
+
     def attention_flops(self, length: int) -> float:
-        hidden = self.hidden_bias.numel()
-        return super().attention_flops(length) + length * (length + 1) * hidden * (1 + self.heads)
+        return super().attention_flops(length) + self.bias_flops() * self.pairs_seen(length)
 
     def _parameters_of_f(self) -> tuple[Tensor, ...]:
         return self.c, self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias

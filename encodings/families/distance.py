@@ -47,6 +47,10 @@ class DistanceBias(Encoding):
         (table,) = tensors
         return block.by_distance(table.unsqueeze(1))
 
+    def bias_flops(self) -> float:
+        """Floating-point operations of the bias for one pair of a query and a key; 0 if it comes from a table."""
+        return 0.0
+
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
