@@ -15,6 +15,7 @@ from training_support import configured, go
 
 from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
+from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import Bucket, contexts_to_try, score_by_position
@@ -104,6 +105,17 @@ def test_every_target_counts_once_in_the_bucket_of_what_it_saw(store, context):
     assert sum(bucket.targets for bucket in found if bucket.beyond) == np.maximum(sizes - 16, 0).sum()
     for bucket in found:
         assert bucket.low <= bucket.nats / bucket.targets <= bucket.high <= context
+
+
+@pytest.mark.parametrize("context", [2, 8])
+def test_tokens_that_are_only_context_are_in_no_bucket(tmp_path, context):
+    marks = np.array([UNSCORED, UNSCORED, 0, UNSCORED, 0])
+    with StoreWriter(tmp_path / "store", 12, ("letter",), ("answer",)) as writer:
+        for split in SPLITS:
+            writer.add(split, split, split, np.arange(5), {"letter": 1.0}, marks)
+    found = score_by_position(Counting(), Store.open(tmp_path / "store"), "test", context, 16, "32-true", 100)
+    assert sum(bucket.targets for bucket in found) == 2
+    assert sum(bucket.nats for bucket in found) == min(2, context) + min(4, context)
 
 
 @pytest.mark.parametrize("context", [7, 16, 24])
