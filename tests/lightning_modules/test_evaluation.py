@@ -307,6 +307,15 @@ def test_xz_profits_from_the_end_of_a_long_training_split(monkeypatch):
     assert max(known) < 0.1
 
 
+def test_xz_does_not_compress_start_tokens():
+    drawn = np.random.default_rng(2).integers(0, 250, 500)
+    alike, different = (
+        [[start, number % 3] for number, start in enumerate(starts)] for starts in (np.zeros_like(drawn), drawn)
+    )
+    nats = [xz(store_of(*documents, train=documents, vocabulary=256), "test") for documents in (alike, different)]
+    assert nats[0] == nats[1]
+
+
 def marked_store(tmp_path, *documents):
     """Vowels 1 to 3, consonants 4 to 11; mark 0, 1 or UNSCORED for context."""
     with StoreWriter(tmp_path / "store", 12, ("letter",), groups=("vowel", "consonant")) as writer:
