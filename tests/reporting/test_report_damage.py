@@ -67,6 +67,16 @@ def saved(**changed) -> bytes:
     return archive({name: value for name, value in fields.items() if value is not None})
 
 
+def grouped(tokens) -> bytes:
+    """A file of records with `tokens [documents, groups]`, and nats that add up."""
+    nats = records("rope", 0).nats[:, None] / tokens.shape[1]
+    return saved(
+        group_names=lambda old: np.array([f"group {i}" for i in range(tokens.shape[1])]),
+        group_nats=lambda old: np.repeat(nats, tokens.shape[1], 1),
+        group_tokens=lambda old: tokens,
+    )
+
+
 def declaring(shape) -> bytes:
     """A file of records whose tokens are declared to be of that shape, with valid checksums."""
     text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
@@ -100,8 +110,11 @@ RECORDS = {
     "negative tokens": lambda: saved(tokens=lambda old: -old),
     "no tokens": lambda: saved(tokens=lambda old: 0 * old),
     "negative clusters": lambda: saved(clusters=lambda old: old - 1),
+    "too many tokens": lambda: saved(tokens=lambda old: old + 2**48),
     "infinite units": lambda: saved(units=lambda old: old * np.inf),
+    "negative units": lambda: saved(units=lambda old: -old),
     "more right than there are": lambda: saved(correct=lambda old: np.full(24, 10**6)),
+    "fewer right than none": lambda: saved(correct=lambda old: np.full(24, -2)),
     "some counted": lambda: saved(correct=lambda old: np.arange(24) - 1),
     "groups without sums": lambda: saved(
         group_names=lambda old: np.array(["a"]),
@@ -112,6 +125,11 @@ RECORDS = {
         group_names=lambda old: np.array(["a"]),
         group_nats=lambda old: records("rope", 0).nats[:, None],
         group_tokens=lambda old: np.ones((24, 1), int),
+    ),
+    "groups of negative tokens": lambda: grouped(records("rope", 0).tokens[:, None] * [2, -1]),
+    "groups whose sums overflow": lambda: grouped(
+        records("rope", 0).tokens[:, None].astype(np.uint64) * np.array([1, 0, 0], np.uint64)
+        + np.array([0, 2**63, 2**63], np.uint64)
     ),
     "characters that do not exist": lambda: saved(
         documents=lambda old: np.frombuffer(b"\xff\xff\xff\x7f" * 24, "<U1"),
@@ -150,7 +168,9 @@ def test_float32_nats_of_groups_still_add_up(tmp_path):
     tokens = np.stack([whole.tokens // 3, whole.tokens - whole.tokens // 3], 1)
     kept = replace(whole, group_names=("a", "b"), group_nats=nats.astype(np.float32), group_tokens=tokens)
     replace(kept, nats=whole.nats.astype(np.float32)).save(tmp_path / "a.npz")
-    assert Records.load(tmp_path / "a.npz").group_names == ("a", "b")
+    loaded = Records.load(tmp_path / "a.npz")
+    assert loaded.group_names == ("a", "b")
+    assert loaded.nats.dtype == loaded.group_nats.dtype == np.float64  # sums are not rounded to float32
 
 
 def test_a_baseline_of_other_tokens_is_listed(run):
