@@ -238,10 +238,12 @@ class StoreWriter:
 
     def _checked_marks(self, name: str, marks: np.ndarray, count: int) -> np.ndarray:
         """`marks` of `count` tokens, as they are stored."""
-        marks = np.array(marks, np.uint8)
+        given = np.asarray(marks)
+        marks = given.astype(np.uint8)  # a copy
+        wrapped = (marks != given)[1:].any()  # such as 256, which became 0
         marks[:1] = UNSCORED
         targets = marks[marks != UNSCORED]
-        if len(marks) != count or not len(targets) or targets.max() >= len(self.groups):
+        if len(marks) != count or wrapped or not len(targets) or targets.max() >= len(self.groups):
             raise ValueError(
                 f"document {name}: marks must be one per token, UNSCORED or below {len(self.groups)}, with at "
                 "least one target"

@@ -289,7 +289,9 @@ def marked(folder, *marks, groups=("hot", "cold")):
 
 
 def test_marks_splits_and_groups_are_written_and_read(tmp_path):
-    store = marked(tmp_path, np.array([1, 0, UNSCORED, 1]))
+    marks = np.array([1, 0, UNSCORED, 1], np.uint8)
+    store = marked(tmp_path, marks)
+    assert marks[0] == 1
     assert store.groups == ("hot", "cold")
     assert store.manifest["splits"] == ["train", "valid", "test", "far"]
     assert store.documents("far").tolist() == [3]
@@ -303,6 +305,8 @@ def test_marks_splits_and_groups_are_written_and_read(tmp_path):
     [
         ([0, 0, 0], ("hot",)),
         ([0, 1, 0, 0], ("hot",)),
+        ([0, 256, 0, 0], ("hot",)),
+        ([0, 0, -1, 0], ("hot",)),
         ([0, *[UNSCORED] * 3], ("hot",)),
         ([0] * 4, ()),
         (None, ("hot",)),
