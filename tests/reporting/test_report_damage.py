@@ -67,14 +67,17 @@ def saved(**changed) -> bytes:
     return archive({name: value for name, value in fields.items() if value is not None})
 
 
-def grouped(tokens) -> bytes:
+def grouped(tokens, nats=240.0, **fields) -> bytes:
     """A file of records with `tokens [documents, groups]`, and nats that add up."""
-    nats = records("rope", 0).nats[:, None] / tokens.shape[1]
-    return saved(
-        group_names=lambda old: np.array([f"group {i}" for i in range(tokens.shape[1])]),
-        group_nats=lambda old: np.repeat(nats, tokens.shape[1], 1),
-        group_tokens=lambda old: tokens,
-    )
+    documents, groups = tokens.shape
+    fields = {
+        "nats": np.full(documents, nats),
+        "group_names": np.array([f"group {i}" for i in range(groups)]),
+        "group_nats": np.full((documents, groups), nats / groups),
+        "group_tokens": tokens,
+        **fields,
+    }
+    return saved(**{name: lambda old, value=value: value for name, value in fields.items()})
 
 
 def declaring(shape) -> bytes:
@@ -171,6 +174,20 @@ def test_float32_nats_of_groups_still_add_up(tmp_path):
     loaded = Records.load(tmp_path / "a.npz")
     assert loaded.group_names == ("a", "b")
     assert loaded.nats.dtype == loaded.group_nats.dtype == np.float64  # sums are not rounded to float32
+
+
+@pytest.mark.parametrize("nats", [np.nan, np.inf])
+def test_scores_of_groups_of_a_diverged_model_can_be_read(tmp_path, nats):
+    (tmp_path / "a.npz").write_bytes(grouped(records("rope", 0).tokens[:, None], nats=nats))
+    assert np.array_equal(Records.load(tmp_path / "a.npz").nats, np.full(24, nats), equal_nan=True)
+
+
+@pytest.mark.parametrize("names", ["unit_names", "group_names"])
+def test_equal_names_of_scores_are_refused(tmp_path, names):
+    alike = grouped(np.stack([records("rope", 0).tokens, np.zeros(24, int)], 1), **{names: np.array(["a", "a"])})
+    (tmp_path / "a.npz").write_bytes(alike)
+    with pytest.raises(UserError, match="it holds a, a, of which two are equal"):
+        Records.load(tmp_path / "a.npz")
 
 
 def test_a_baseline_of_other_tokens_is_listed(run):
