@@ -24,12 +24,13 @@ from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
-from bearings.session.identity import LATER, LATER_IN_CLASS, decisive
+from bearings.session.identity import LATER, LATER_IN_CLASS, decisive, identity
 from bearings.session.models import read_checkpoint
+from bearings.session.overrides import choices_of
 from bearings.session.run_choices import configuration_for
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.session.settings import CONFIGS, declared
+from bearings.session.settings import CONFIGS, OWN, declared
 
 INVALID = ("nope", "scaling_length", None)
 
@@ -81,6 +82,39 @@ def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
     assert len(paths) == 6
     same = configured(tmp_path, "data.workers=3", "trainer.log_every=2")
     assert str(RunDirectory.of(same).path) in paths
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("domain.path=other", "data.workers=3", "evaluation.tokens_per_batch=9"),
+        *("trainer.accelerator=cpu", "trainer.devices=2", "trainer.nodes=2", "trainer.strategy=fsdp"),
+        *("trainer.context_parallel=2", "trainer.micro_batch=1", "trainer.activation_checkpointing=true"),
+        *("trainer.compile=true", "trainer.cuda_graphs=true", "trainer.deterministic=false"),
+        *("trainer.checkpoint_every=3", "trainer.log_every=2", "trainer.wandb=name"),
+    ],
+)
+def test_settings_that_change_no_result_do_not_change_the_identity(tmp_path, override):
+    key, _, value = override.partition("=")
+    group, _, name = key.partition(".")
+    plain = configured(tmp_path)
+    assert identity({**plain, group: {**plain[group], name: value}}) == identity(plain)
+
+
+def test_later_options_at_their_defaults_do_not_change_the_identity(tmp_path):
+    plain = configured(tmp_path)
+    for group, later in LATER.items():
+        if group in OWN:
+            declarations = [OWN[group]]
+        else:
+            files = [OmegaConf.load(CONFIGS / group / f"{name}.yaml") for name in choices_of(group)]
+            declarations = [declared(file["_target_"], group) for file in files]
+        defaults = {(key, option.default) for each in declarations for key, option in options_of(each).items()}
+        for key, value in later:
+            assert (key, value) in defaults or key == "source"  # whose default differs between domains
+            assert identity({**plain, group: {**plain[group], key: value}}) == identity(
+                {**plain, group: {name: old for name, old in plain[group].items() if name != key}}
+            )
 
 
 def test_a_setting_that_is_the_default_of_another_encoding_is_part_of_the_identity():
