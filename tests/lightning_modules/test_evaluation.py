@@ -151,6 +151,16 @@ def test_records_survive_the_disk(store, tmp_path):
         assert np.array_equal(getattr(again, name), value), name
 
 
+def test_records_of_some_documents_are_theirs(store):
+    index = store.documents("test")
+    groups = np.arange(2.0 * len(index)).reshape(-1, 2), np.arange(2 * len(index)).reshape(-1, 2)
+    records = Records.of(store, index, np.arange(len(index)), np.arange(len(index)), groups)
+    chosen = np.arange(len(index)) % 3 == 1
+    for name, value in vars(records).items():
+        wanted = value[chosen] if isinstance(value, np.ndarray) else value
+        assert np.array_equal(getattr(records.where(chosen), name), wanted), name
+
+
 def test_damaged_records_are_reported(store, tmp_path):
     index, file = store.documents("test"), tmp_path / "test.npz"
     Records.of(store, index, np.arange(len(index))).save(file)
