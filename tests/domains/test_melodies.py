@@ -30,6 +30,20 @@ def test_melody_in_different_key_metre_and_figuration():
     assert labels == dict.fromkeys(again, "sung") | {"other": "other"}
 
 
+def test_melodies_that_share_a_fifth_of_the_phrases_of_the_shorter_are_the_same():
+    rest = np.random.default_rng(0).integers(50, 80, 60)
+    assert len(melodies.phrases(melody(*ONE))) == len(ONE) - 1 - melodies.INTERVALS + 1
+
+    def same(one, other):
+        return len(set(melodies.clusters({"one": melody(*one), "other": melody(*other)}).values())) == 1
+
+    assert same(ONE, (*ONE, *rest))
+    ends = (65, 66, 65, 66), (68, 66, 68, 66)
+    assert same(*((*ONE[:9], *end) for end in ends))  # one of five
+    assert not same(*((*ONE[:9], *end, 70) for end in ends))  # one of six
+    assert same((60, 62, 60), (65, 67, 65))  # shorter than a phrase
+
+
 def test_clusters_are_transitive_and_joined_by_titles():
     pieces = {"a": melody(*ONE), "b": melody(*ONE, *TWO), "c": melody(*TWO), "d": melody(60, 61, 60)}
     assert set(melodies.clusters(pieces).values()) == {"a", "d"}
@@ -50,12 +64,15 @@ def test_duplicates_ignore_key_and_outer_silence():
     silence = np.full((8, 4), -1)
     variant = piece.copy()
     variant[9, 2] = 50
+    begun = np.full((8, 4), -1)
+    begun[:, 3] = 48
     pieces = {
         "first": piece,
         "higher": piece + 3,
         "late": np.concatenate([silence, piece, silence]),
         "broken": np.concatenate([piece[:16], silence, piece[16:]]),
         "variant": variant,
+        "begun by one voice": np.concatenate([begun, piece]),
     }
     assert melodies.duplicates(pieces) == {"higher": "first", "late": "first"}
 
