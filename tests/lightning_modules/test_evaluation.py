@@ -6,6 +6,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,6 +204,20 @@ def test_markov_learns_a_rule_and_its_order_is_chosen_on_validation(letters, sto
     nats = markov(store, "test", 3)
     assert nats[1].sum() < 0.6 * nats[0].sum()
     assert list(baselines(letters, store, "test"))[1] == "Markov, order 1"
+
+
+def test_the_order_of_the_baseline_is_chosen_on_validation_and_each_is_scored_on_the_split():
+    store = store_of([0, 1, 2, 3], [0, 1])
+    nats = {"valid": {0: 3.0, 1: 1.0, 2: 2.0}, "test": {0: 3.0, 1: 2.0, 2: 1.0}}
+
+    def markov(store, split, max_order):
+        return {order: np.full(len(store.documents(split)), value) for order, value in nats[split].items()}
+
+    found = baselines(SimpleNamespace(markov=markov), store, "test")
+    assert list(found) == ["unigram", "Markov, order 1", "xz -9e"]
+    assert found["unigram"].nats.tolist() == [3.0, 3.0]
+    assert found["Markov, order 1"].nats.tolist() == [2.0, 2.0]
+    assert found["xz -9e"].nats == pytest.approx(xz(store, "test") * np.array([0.75, 0.25]))
 
 
 def test_runs_on_one_store_count_its_baselines_once(letters, tmp_path, monkeypatch):
