@@ -87,7 +87,9 @@ def test_seeds_and_configurations_have_directories_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     "override",
     [
-        *("domain.path=other", "data.workers=3", "evaluation.tokens_per_batch=9"),
+        *("domain.path=other", "domain.urls=other", "domain.bed=other"),  # their content counts
+        *("domain.tokenizer_path=other", "domain.tokenizer_urls=other", "model.pretrained=other"),
+        *("data.workers=3", "evaluation.tokens_per_batch=9", "encoding.implementation=auto"),
         *("trainer.accelerator=cpu", "trainer.devices=2", "trainer.nodes=2", "trainer.strategy=fsdp"),
         *("trainer.context_parallel=2", "trainer.micro_batch=1", "trainer.activation_checkpointing=true"),
         *("trainer.compile=true", "trainer.cuda_graphs=true", "trainer.deterministic=false"),
