@@ -24,7 +24,7 @@ from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
-from bearings.session.identity import LATER, LATER_IN_CLASS, decisive, identity
+from bearings.session.identity import LATER, LATER_IN_CLASS, decisive, identity, incidental
 from bearings.session.models import read_checkpoint
 from bearings.session.overrides import choices_of
 from bearings.session.run_choices import configuration_for
@@ -117,6 +117,25 @@ def test_later_options_at_their_defaults_do_not_change_the_identity(tmp_path):
             assert identity({**plain, group: {**plain[group], key: value}}) == identity(
                 {**plain, group: {name: old for name, old in plain[group].items() if name != key}}
             )
+    for target, later in LATER_IN_CLASS.items():
+        for key, value in later:
+            assert decisive("encoding", {"_target_": target, key: value}) == {"_target_": target}
+
+
+def test_pretrained_weights_are_part_of_the_identity_and_their_place_is_not(tmp_path):
+    one, moved, other = (
+        identity(configured(tmp_path) | {"pretrained": {"sha256": digest * 64, "path": path}})
+        for digest, path in (("a", "here"), ("a", "there"), ("b", "here"))
+    )
+    assert one == moved
+    assert one != other
+    assert one != identity(configured(tmp_path))
+
+
+def test_a_named_implementation_distinguishes_runs():
+    assert not incidental("encoding.implementation")
+    assert incidental("trainer.devices")
+    assert not incidental("trainer.steps")
 
 
 def test_a_setting_that_is_the_default_of_another_encoding_is_part_of_the_identity():
