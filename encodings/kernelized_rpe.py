@@ -135,10 +135,12 @@ class KernelizedRPE(RowEncoding):
         return None
 
     def attention_flops(self, length: int) -> float:
-        features, near = self.directions.shape[1], self.biases.shape[1] - 1 + min(CHUNK, length)
-        products = (near + features) * (features + self.head_dim + 1) * self.heads  # pairs, and sums over earlier keys
-        made = features * self.head_dim * (self.heads + self.kv_heads) + features * self.head_dim * self.kv_heads
-        return 2.0 * length * (products + made)
+        features, values = self.directions.shape[1], self.head_dim + 1  # values, and 1 for the denominator
+        near = self.biases.shape[1] - 1 + min(CHUNK, length)
+        pairs = near * (features + values) * self.heads
+        sums = features * values * (self.heads + self.kv_heads)  # over earlier keys: read by queries, made from keys
+        made = features * self.head_dim * (self.heads + self.kv_heads)
+        return 2.0 * length * (pairs + sums + made)
 
     def portrait(self, x: Tensor) -> dict[str, Portrait]:
         """`bias` by distance."""

@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bearings.encodings.base import Encoding
 from bearings.encodings.contract.context import Context
+from bearings.encodings.kernelized_rpe import CHUNK
 from bearings.kernels.documents import Documents
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
@@ -338,6 +339,15 @@ def test_flops_are_those_that_pytorch_counts(name, options, monkeypatch):
         attend(encoding, make_inputs(48, batch=1, dtype=torch.float32))
     weights = sum(module.weight.numel() for module in encoding.modules() if isinstance(module, torch.nn.Linear))
     assert encoding.attention_flops(48) + 2 * 48 * weights == counter.get_total_flops()
+
+
+def test_flops_of_a_chunk_of_linear_attention_are_those_that_pytorch_counts():
+    encoding, counted = make_encoding("kernelized_rpe", dtype=torch.float32), []
+    for chunks in (2, 3):
+        with FlopCounterMode(display=False) as counter:
+            attend(encoding, make_inputs(chunks * CHUNK, batch=1, dtype=torch.float32))
+        counted.append(counter.get_total_flops())
+    assert encoding.attention_flops(CHUNK) == counted[1] - counted[0]
 
 
 @pytest.mark.parametrize("name", ["transformer_xl", "rcmha"])
