@@ -32,7 +32,7 @@ MOST_ROWS = 500_000  # maximum number of rows of a CSV file
 NAME = re.compile(r"\w[\w. +-]{0,79}")  # of a column, split or domain, which may become a title or part of a path
 DIGITS = re.compile(r"[0-9]{1,15}")
 SHA256 = re.compile("[0-9a-f]{64}")
-KINDS = "biufU"  # numbers and text; loading objects would run pickle
+KINDS = "biufU"  # numbers and text, not V, which nested arrays have; loading objects would run pickle
 
 
 def why(error: BaseException) -> str:
@@ -176,7 +176,7 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
             shape, by_columns, dtype = header[magic](file)
         except Exception as error:  # NumPy parses the header as Python
             raise ValueError("its .npy header cannot be read") from error
-    if dtype.kind not in KINDS or dtype.shape:
+    if dtype.kind not in KINDS:
         raise ValueError(f"it contains an array of {dtype}, not of numbers or text")
     count, there = math.prod(shape), size - file.tell()
     if min(shape, default=1) < 0 or count * dtype.itemsize != there:
