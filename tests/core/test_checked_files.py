@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,13 +65,12 @@ def test_counts_are_digits_below_2_to_the_48():
     assert [is_count(value) for value in (0, 2**63 - 1, 2**63, -1, True, 1.0)] == [True, True, *[False] * 4]
 
 
-def test_only_regular_files_up_to_a_limit_are_read(write, tmp_path):
+def test_only_regular_files_up_to_a_limit_are_read(write):
     assert read_text(write(b"four"), limit=4) == "four"
     with pytest.raises(ValueError, match="it has 4 bytes; at most 3 are allowed"):
         read_text(write(b"four"), limit=3)
-    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="not a regular file"):
-        read_text(tmp_path / "pipe")
+        read_text(Path(os.devnull))
 
 
 @pytest.mark.parametrize("text", [b"NaN", b"[-Infinity]", b"1e999"])
