@@ -12,6 +12,7 @@ RATE = PEAK_BF16[REFERENCE] * REACHED[0]  # FLOP/s of the slower estimate
     ("seconds", "text"),
     [
         (1, "under a minute on one NVIDIA H200"),
+        (120, "0.5 to 2 minutes on one NVIDIA H200 at 40 % to 10 % of its peak"),
         (240, "1 to 4 minutes on one NVIDIA H200 at 40 % to 10 % of its peak"),
         (40 * 3600, "10 to 40 hours on one NVIDIA H200 at 40 % to 10 % of its peak"),
     ],
