@@ -162,7 +162,12 @@ class Validation(Callback):
 
     def _check_finite(self, module: LanguageModel) -> None:
         step, norm = module.trouble.tolist()
-        if step >= 0:
+        if step == 0:  # no update has been made, so the optimizer is not the cause
+            raise DivergedError(
+                f"the loss or gradient was not finite at step 0, before the first update (gradient norm {norm:.3g}): "
+                "try trainer.precision=32-true or encoding.implementation=torch, and check an encoding of your own"
+            )
+        if step > 0:
             raise DivergedError(
                 f"the loss or gradient was not finite at step {int(step)} (gradient norm {norm:.3g}, learning rate "
                 f"{module.learning_rate_at(int(step)):.3g}): lower optimizer.learning_rate or optimizer.clip, or raise "

@@ -289,6 +289,13 @@ def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, mo
     assert (run.manifest["failed"], run.manifest["finished"]) == (None, True)
 
 
+def test_nan_before_the_first_update_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch):
+    inner = LanguageModel.nats
+    monkeypatch.setattr(LanguageModel, "nats", lambda self, batch: inner(self, batch) * float("nan"))
+    with pytest.raises(UserError, match=r"not finite at step 0, before the first update .*: try trainer\.precision"):
+        go(configured(tmp_path))
+
+
 def test_dropped_positions_restart_the_schedule_and_survive_resumption(tmp_path, monkeypatch, losses):
     given = ("encoding=rope", "encoding.drop_after=0.5", "trainer.steps=6", "trainer.validate_every=2")
     given += ("optimizer.warmup_steps=1", "optimizer.learning_rate=0.1", "task.samples=0")  # worse with each step
