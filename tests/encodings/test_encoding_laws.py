@@ -32,6 +32,7 @@ from bearings.kernels.documents import Documents
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
+every_windowed = pytest.mark.parametrize("name", [name for name, kind in ENCODINGS.items() if kind.windowed])
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Around the chunks of 32 and 64 tokens that implementations use.
 lengths = st.lists(st.sampled_from([1, 2, 7, 16, 31, 33, 64]), min_size=1, max_size=5)
@@ -88,7 +89,7 @@ def test_causality_segmentation_and_packing(name, pieces, seed, place):
         assert_independent_of_other_documents(encoding, inputs, pieces)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in ENCODINGS.items() if kind.windowed])
+@every_windowed
 @settings(max_examples=4)
 @given(pieces=lengths, window=st.integers(1, 12))
 @example(pieces=[16, 7, 1, 1, 2], window=5)
@@ -358,11 +359,12 @@ def test_flops_of_encoded_queries_are_those_that_pytorch_counts(name):
     assert encoding.attention_flops(48) - Encoding.attention_flops(encoding, 48) == counter.get_total_flops()
 
 
-@every_encoding
+@every_windowed
 def test_flops_of_a_window_of_one_token_are_those_of_separate_tokens(name):
-    if ENCODINGS[name].windowed:
-        encoding = ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 64, window=1)
-        assert encoding.attention_flops(100) == 100 * ENCODINGS[name](WIDTH, HEADS, KV_HEADS, 64).attention_flops(1)
+    encoding = make_encoding(name)
+    alone = encoding.attention_flops(1)
+    encoding.window = 1
+    assert encoding.attention_flops(100) == 100 * alone
 
 
 @pytest.mark.parametrize("window", [None, 4, 20])
