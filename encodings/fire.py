@@ -99,9 +99,6 @@ class FIRE(RowEncoding, DistanceBias):
     def bias_flops(self) -> float:
         return 2.0 * self.hidden_bias.numel() * (1 + self.heads)
 
-    def attention_flops(self, length: int) -> float:
-        return super().attention_flops(length) + self.bias_flops() * self.pairs_seen(length)
-
     def _parameters_of_f(self) -> tuple[Tensor, ...]:
         return self.c, self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias
 

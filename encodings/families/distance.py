@@ -51,6 +51,9 @@ class DistanceBias(Encoding):
         """Floating-point operations of the bias for one pair of a query and a key; 0 if it comes from a table."""
         return 0.0
 
+    def attention_flops(self, length: int) -> float:
+        return super().attention_flops(length) + self.bias_flops() * self.pairs_seen(length)
+
     def forward(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, context: Context, state: KeyValueState | None = None
     ) -> Tensor:
