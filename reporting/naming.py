@@ -22,6 +22,11 @@ def parenthesised(label: str) -> str:
     return f"{encoding} ({settings})" if settings else encoding
 
 
+def without_digests(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts except digests of data."""
+    return {key: value for key, value in facts.items() if "sha256" not in key}
+
+
 def settings_of(facts: Mapping[str, Any]) -> list[str]:
     """Each fact as `NAME=VALUE`, once: settings of a domain that determine its tokens are facts of its content too."""
     return list(dict.fromkeys(f"{key.split('.')[-1]}={short(value)}" for key, value in facts.items()))

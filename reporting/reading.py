@@ -30,7 +30,7 @@ from .contestant import Contestant
 from .finished import MLP, RATE, Listed, Run
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
-from .naming import file_name, short
+from .naming import file_name, short, without_digests
 from .packed import RUNS, read_packed
 from .planned import absent, searched_keys, unmade_models
 from .sample_metrics import read_metrics
@@ -314,7 +314,7 @@ def _without_implied_digests(different: Sequence[dict[str, Any]], runs: Sequence
         runs: a run of each.
     """
     domains = [run.config["names"]["domain"] for run in runs]
-    settings = [{key: value for key, value in each.items() if "sha256" not in key} for each in different]
+    settings = [*map(without_digests, different)]
     named = [*zip(domains, settings, strict=True)]
     return [
         settings[at] if issubclass(run.domain, GeneratedDomain) and named.count(named[at]) == 1 else different[at]

@@ -12,7 +12,7 @@ from ..domains.base import Measures
 from ..session.run_directory import without_folders
 from .contestant import Contestant, best_of
 from .finished import MLP, RATE, Listed, Run
-from .naming import settings_of, short
+from .naming import settings_of, short, without_digests
 
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
@@ -58,7 +58,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """The domain and what is different; the slug in place of the domain if settings are left out."""
-        shown = {key: value for key, value in self.different.items() if "sha256" not in key} or self.different
+        shown = without_digests(self.different) or self.different
         pairs = settings_of(shown)
         name = self.domain if len(shown) == len(self.different) and len(pairs) <= MOST_SETTINGS else self.slug
         settings = ", ".join(pairs[:MOST_SETTINGS]) + (", …" if len(pairs) > MOST_SETTINGS else "")
@@ -68,7 +68,7 @@ class Comparison:
     def full_name(self) -> str | None:
         """The domain and everything that is different; None if that is long."""
         pairs = settings_of(self.different)
-        if len(pairs) > MOST_IN_NAME or any("sha256" in key for key in self.different):
+        if len(pairs) > MOST_IN_NAME or without_digests(self.different) != self.different:
             return None
         return f"{self.domain} ({', '.join(pairs)})" if pairs else self.domain
 
