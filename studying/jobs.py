@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from ..reporting.lines import SEED, without_seed, words_of
 from ..reporting.packed import packed_names
@@ -44,6 +45,8 @@ class Planned:
     names: Mapping[str, str] = field(default_factory=dict)
     other_data: str = ""
 
+    suffix: ClassVar[str] = ""  # of the name of its log file
+
     @property
     def seed(self) -> int | None:
         """The seed among its settings, if there is one."""
@@ -53,11 +56,6 @@ class Planned:
     def title(self) -> str:
         """Its directory."""
         return str(self.path)
-
-    @property
-    def log(self) -> str:
-        """The name of its log file."""
-        return f"{self.path.parent.name}-{self.path.name}.log"
 
     @property
     def unseeded(self) -> tuple[str, ...]:

@@ -118,9 +118,10 @@ def execute(
         while (waiting or running) and time.monotonic() < end:
             while waiting and places and time.monotonic() + quickest.get(type(waiting[0][0]), 0.0) < end:
                 runs = waiting.pop(0)
-                running.append(Running(runs, logs / runs[0].log, places.pop(0)))
+                log = logs / f"{runs[0].path.parent.name}-{runs[0].path.name}{runs[0].suffix}.log"
+                running.append(Running(runs, log, places.pop(0)))
                 running[-1].start(environment)
-                print(f"started    {named(runs)}, log {running[-1].log}", flush=True)
+                print(f"started    {named(runs)}, log {log}", flush=True)
             if not running:
                 break
             time.sleep(0.2)

@@ -98,9 +98,9 @@ class Searched:
         return f"{self.path}{'' if self.part is None else f', task.points={as_typed(self.part)}'}"
 
     @property
-    def log(self) -> str:
-        """The name of its log file."""
-        return f"{self.path.parent.name}-{self.path.name}{'' if self.part is None else f'-{self.part[0]}'}.log"
+    def suffix(self) -> str:
+        """The end of the name of its log file, which distinguishes its parts."""
+        return "" if self.part is None else f"-{self.part[0]}"
 
     def parts(self, most: int) -> list["Searched"]:
         """The search in parts of at most `most` points, for one process each."""

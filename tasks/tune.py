@@ -62,20 +62,20 @@ class Tune(Task):
     def __init__(self, **options: Any):
         given = TuneOptions(**options)
         self.rates, self.seeds, self.out = given.rates, given.seeds, Path(os.path.expanduser(given.out))
-        self.grid, self.chosen = given.grid or {}, given.points
+        self.grid, self.numbers = given.grid or {}, given.points
 
     def __call__(self, session: Session) -> None:
         if session.config["run"] is not None:
             raise UserError(
                 f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"
             )
-        path, points = self.check(session), self._chosen_points(session.config)
+        path, points = self.check(session), self._points_to_train(session.config)
         seeds, each_seed = self._seeds(session.config), self.each_seed(session.config)
         scored = []
         for point in points:
             mean = float(np.mean([self._score(session, point, seed) for seed in seeds]))
             scored.append({**_texts(point), "valid_nll": mean, "seeds": len(seeds), "each_seed": each_seed})
-        if self.chosen is None and all(row["valid_nll"] == float("inf") for row in scored):
+        if self.numbers is None and all(row["valid_nll"] == float("inf") for row in scored):
             lowest = min(point[RATE] for point in points)
             raise UserError(f"task.rates: training diverged at all rates, down to {lowest:g}: give lower rates")
         rows = [row for row in _merge(path, scored) if row["each_seed"] == each_seed]
@@ -88,7 +88,7 @@ class Tune(Task):
         }
         title = f"{names['domain']}, {names['encoding']}: search"
         session.console.print(Table("tune", title, columns, rows, []).on_console())
-        if self.chosen is not None:
+        if self.numbers is not None:
             session.console.print(f"wrote {path}", soft_wrap=True)
             return
         if _at_edge(best, rows):
@@ -109,7 +109,7 @@ class Tune(Task):
         """
         if session.settings.ranks > 1:
             raise UserError("trainer.devices: it must be 1, as a search trains each run on one device")
-        for point in self._chosen_points(session.config):
+        for point in self._points_to_train(session.config):
             self._session(session, point, 0)
         unset = _at(unmatched(session.config), {RATE: None, **dict.fromkeys(self.grid, VARIED)})
         run = RunDirectory.of({**unset, "runs": str(self.out), "run": None, "seed": 0})
@@ -137,15 +137,15 @@ class Tune(Task):
         grid = [_as_declared(config, key, values) for key, values in self.grid.items()]
         return [dict(zip([RATE, *self.grid], values, strict=True)) for values in itertools.product(rates, *grid)]
 
-    def _chosen_points(self, config: Mapping) -> list[dict[str, Any]]:
+    def _points_to_train(self, config: Mapping) -> list[dict[str, Any]]:
         """The points to train."""
         points = self._points(config)
-        if self.chosen is None:
+        if self.numbers is None:
             return points
-        if unknown := [number for number in self.chosen if number not in range(len(points))]:
-            given, last = [*self.chosen], len(points) - 1
+        if unknown := [number for number in self.numbers if number not in range(len(points))]:
+            given, last = [*self.numbers], len(points) - 1
             raise UserError(f"task.points={given}: the grid has no point {unknown[0]}: give points from 0 to {last}")
-        return [points[number] for number in sorted(set(self.chosen))]
+        return [points[number] for number in sorted(set(self.numbers))]
 
     def _session(self, session: Session, point: Mapping[str, Any], seed: int) -> Session:
         config = _at(unmatched(session.config), point)

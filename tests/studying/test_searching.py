@@ -169,7 +169,7 @@ def test_processes_share_a_search_and_the_best_of_all_their_points_is_chosen(sea
     search.path.parent.mkdir(parents=True)
     parts = [each for (each,) in jobs.together([search], 1)]
     assert [part.settings[-1] for part in parts] == [f"task.points=[{number}]" for number in range(4)]
-    assert len({part.log for part in parts}) == 4
+    assert len({part.suffix for part in parts}) == 4
 
     def after(job):
         kept.append((searched / "tuning.csv").exists())
