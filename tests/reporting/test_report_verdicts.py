@@ -1,17 +1,14 @@
-"""Verdicts of a report: adjustment within studies, pooled variants, solve rates, chosen learning rates, margins."""
+"""Verdicts of a report: adjustment within studies, pooled variants, chosen learning rates, margins."""
 
 import csv
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
-from scipy import stats
 
 from bearings.reporting.reading import read_study
 from bearings.reporting.scores import study_scores
-from bearings.reporting.solving import exact_interval, rates_p, solving, take_off
 from bearings.reporting.statistics import holm
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -259,82 +256,6 @@ def test_models_without_common_seeds_are_not_compared(tmp_path):
             make_run(tmp_path, encoding, seed)
     found = {score.contestant.label: score for score in study_scores(read_study([tmp_path]), "rope")}
     assert (found["pope"].verdict, found["pope"].difference) == ("not enough seeds", None)
-
-
-def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_path, report):
-    for encoding, shares in {"rope": (0.5, 0.6, 0.7), "pope": (1.0, 0.99, 0.95)}.items():
-        for seed, share in enumerate(shares):
-            given = {"domain": "flip_flop", "splits": SPLITS, "units": ("answer",), "correct": share}
-            path = make_run(tmp_path / "runs", encoding, seed, **given)
-            validated = (0.74, 0.75, 0.99) if share > 0.9 else (0.6, 0.7, 0.7)
-            lines = [f"{5 * i + 5},{accuracy},1,1\n" for i, accuracy in enumerate(validated)]
-            (path / "metrics.csv").write_text("".join(["step,valid_accuracy,valid_nll,train_nll\n", *lines]))
-    folder, _ = report()
-    for split in SPLITS:
-        rows = rows_of(folder / "tables" / f"flip_flop-{split}.csv")
-        assert (rows["rope"]["solved"], rows["pope"]["solved"]) == ("0 of 3", "1 of 3")  # from 99.9 % on
-        assert [*map(float, rows["pope"]["errors"].split())] == pytest.approx([0, 1, 5], abs=0.1)
-        assert (rows["rope"]["take_off"], rows["pope"]["take_off"]) == ("never never never", "0.01k 0.01k 0.01k")
-        ends = [float(rows["pope"][f"solve_rate_{end}"]) for end in ("low", "high")]
-        assert ends == pytest.approx([stats.beta.ppf(0.025, 1, 3), stats.beta.ppf(0.975, 2, 2)])
-        assert rows["pope"]["verdict"] == "undecided"
-        assert not {"interval_low", "difference", "difference_interval_low"} & rows["pope"].keys()
-    assert not list(folder.glob("tables/*-differences.csv"))
-    assert "Solved: at least 99.9 % of the answers are right." in (folder / "report.md").read_text()
-
-
-def test_solve_rates_with_too_few_common_seeds_are_no_test(tmp_path):
-    for encoding, seeds in {"rope": (0, 1, 2), "pope": (0, 1, 2), "path": (1, 2, 3)}.items():
-        for seed in seeds:
-            make_run(tmp_path, encoding, seed, domain="flip_flop", units=("answer",), correct=float(encoding == "pope"))
-    found = {score.contestant.label: score for score in study_scores(read_study([tmp_path]), "rope")}
-    assert (found["pope"].tests, found["pope"].holm_p) == (1, found["pope"].p)
-    assert (found["path"].p, found["path"].verdict) == (None, "not enough seeds")
-
-
-@pytest.mark.parametrize("values", [2, 32])
-def test_half_way_depends_on_the_number_of_answers(tmp_path, values):
-    given = {"domain": "mqrar", "units": ("answer",), "correct": 0.5}
-    make_run(tmp_path / "runs", "rope", 0, f"domain.values={values}", **given)
-    (comparison,) = read_study([tmp_path / "runs"]).comparisons
-    assert comparison.half_way == pytest.approx((1 / values + 0.99) / 2)
-
-
-def test_solve_rates_are_compared_with_an_exact_test():
-    assert rates_p((3, 3), (0, 3)) == pytest.approx(2 / 64)  # at a solve rate of one half, the least favourable
-    assert rates_p((5, 5), (0, 5)) == pytest.approx(2 / 1024)
-    assert rates_p((1, 3), (0, 3)) > 0.5
-    assert rates_p((2, 3), (0, 3)) == pytest.approx(14 / 64)  # 7 of 64 outcomes are as extreme, on either side
-    rate = np.linspace(0, 1, 10_001)
-    as_extreme = rate**3 * ((1 - rate) ** 5 + 5 * rate * (1 - rate) ** 4)  # all of 3, and at most one of 5
-    assert rates_p((3, 3), (1, 5)) == pytest.approx(2 * as_extreme.max(), rel=1e-3)
-    assert rates_p((0, 3), (0, 5)) == rates_p((3, 3), (4, 4)) == 1
-    assert exact_interval(3, 3) == (pytest.approx(0.025 ** (1 / 3)), 1)
-
-
-def test_seeds_that_reach_the_accuracy_of_the_domain_solve_its_task():
-    def run(accuracy, step):
-        curve = [{"step": step, "valid_accuracy": 0.7}]
-        return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve=curve)
-
-    comparison = SimpleNamespace(solved=0.9, half_way=0.7)
-    seeds = {2: run(0.89, 20), 0: run(0.9, 10), 1: run(1.0, 15)}
-    found = solving(comparison, "test", SimpleNamespace(runs=seeds))
-    assert (found.accuracies, found.take_off, found.rate) == ((0.9, 1.0, 0.89), (10, 15, 20), (2, 3))
-    assert found.interval == exact_interval(2, 3)
-    assert solving(comparison, "test", SimpleNamespace(runs=seeds | {3: run(None, 5)})) is None
-    assert solving(SimpleNamespace(solved=None, half_way=0.7), "test", SimpleNamespace(runs=seeds)) is None
-
-
-def test_take_off_is_the_first_step_that_reaches_an_accuracy():
-    curve = [
-        {"step": 1.0, "train_nll": 0.1},
-        {"step": 2.0, "valid_accuracy": 0.4},
-        {"step": 4.0, "valid_accuracy": 0.6},
-    ]
-    assert take_off(curve, 0.4) == 2
-    assert take_off(curve, 0.5) == 4
-    assert take_off(curve, 0.7) is None
 
 
 def test_learning_rates_are_chosen_on_validation(tmp_path, report):
