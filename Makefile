@@ -1,5 +1,6 @@
 PYTHON ?= python3
-PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check
+# Hydra's parser is packaged in the old way, about which older versions of pip warn without --use-pep517.
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --use-pep517
 
 .PHONY: run test lint docs audit constraints clean help
 
