@@ -292,7 +292,7 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
         slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
-    different = _without_implied_digests(different, everywhere)
+    different = _without_implied_digests(different, domains, everywhere)
     contestants = map(_contestants, found)
     comparisons = sorted(
         map(Comparison, domains, numbered(slugs), facts, different, contestants),
@@ -306,14 +306,16 @@ def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
     return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
 
 
-def _without_implied_digests(different: Sequence[dict[str, Any]], runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _without_implied_digests(
+    different: Sequence[dict[str, Any]], domains: Sequence[str], runs: Sequence[Run]
+) -> list[dict[str, Any]]:
     """What is different about each comparison, without digests of generated data if settings distinguish it.
 
     Args:
         different: the facts of each comparison that few share.
+        domains: the name of the domain of each.
         runs: a run of each.
     """
-    domains = [run.config["names"]["domain"] for run in runs]
     settings = [*map(without_digests, different)]
     named = [*zip(domains, settings, strict=True)]
     return [
