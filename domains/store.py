@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import uuid
@@ -193,7 +194,7 @@ class StoreWriter:
             split: one of the splits.
             cluster: label shared by statistically dependent documents.
             tokens: a start token, then at least one target.
-            units: number of natural units, by name.
+            units: number of natural units, by name: finite and at least 0.
             marks: required if there are groups: for each token an index into them, or UNSCORED. The mark of the start
                 token is ignored.
 
@@ -204,6 +205,9 @@ class StoreWriter:
             raise ValueError(f"document {name}: split={split!r}: it must be one of {', '.join(self.split_names)}")
         if lacking := [unit for unit in self.unit_names if unit not in units]:
             raise ValueError(f"document {name}: units has no {', '.join(lacking)}: count every unit of the domain")
+        counts = [units[unit] for unit in self.unit_names]
+        if not all(math.isfinite(count) and count >= 0 for count in counts):
+            raise ValueError(f"document {name}: units={dict(units)}: counts must be finite and at least 0")
         tokens = self._checked_tokens(name, tokens)
         scored = len(tokens) - 1
         if (marks is None) == bool(self.groups):
@@ -220,7 +224,7 @@ class StoreWriter:
         self._clusters.append(
             int.from_bytes(hashlib.blake2b(cluster.encode(errors="surrogatepass"), digest_size=8).digest())
         )
-        self._units.extend(units[unit] for unit in self.unit_names)
+        self._units.extend(counts)
         self._names.write(("[" if len(self._splits) == 1 else ", ") + json.dumps(name))
 
     def _checked_tokens(self, name: str, tokens: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The token store and `Domain.prepare`: stores are complete or absent after any interruption."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -158,7 +159,12 @@ def test_split_without_units_raises(tmp_path):
 
 @pytest.mark.parametrize(
     ("split", "units", "said"),
-    [("validation", {"word": 1}, "split='validation': it must be one of"), ("train", {}, "units has no word")],
+    [
+        ("validation", {"word": 1}, "split='validation': it must be one of"),
+        ("train", {}, "units has no word"),
+        ("train", {"word": -1}, "units=.*: counts must be finite and at least 0"),
+        ("train", {"word": math.inf}, "units=.*: counts must be finite and at least 0"),
+    ],
 )
 def test_split_and_units_of_document_are_checked(tmp_path, split, units, said):
     with pytest.raises(ValueError, match=f"document d: {said}"), StoreWriter(tmp_path / "s", 9, ("word",)) as writer:
