@@ -90,6 +90,12 @@ def test_scores_that_are_ranked():
     assert ranking_of(places[0]) is None
 
 
+def test_the_only_model_of_an_encoding_is_named_by_the_encoding():
+    places = [scores(domain) for domain in ("jsb", "maestro", "text")]
+    places[0][0].contestant.label, places[0][0].contestant.model = "a, option=1", {"options": {"option": 1}}
+    assert ranking_of([score for each in places for score in each]).models == ("a", "b", "c")
+
+
 def test_report_ranks_models_that_all_domains_have(tmp_path, report):
     domains = {"jsb": (), "maestro": (), "genome": (), "text": ()}
     for domain in domains:

@@ -104,7 +104,7 @@ def test_median_of_half_of_the_seeds_is_the_last_of_their_take_offs(seeds):
 
 
 def test_table_and_plot_of_a_report(tmp_path, report):
-    curves = {"rope": (None, None, None), "pope": (10, 20, None), "path": (10, 10, 10)}
+    curves = {"rope": (None, None, None), "pope": (10, 20, None), "path": (10, 10, 20)}
     for encoding, steps in curves.items():
         for seed, step in enumerate(steps):
             given = {"domain": "flip_flop", "units": ("answer",), "correct": 0.6 if step is None else 1.0}
@@ -127,6 +127,9 @@ def test_table_and_plot_of_a_report(tmp_path, report):
         drawn = file.read()
     assert "pope,20,66.6" in drawn
     assert "path,30,100" in drawn  # curves go on to the last step of all
+    text = (folder / "report.md").read_text()
+    assert "the first validation with at least 75 % right" in text  # half-way between 50 % and 100 %
+    assert "Share of seeds with at least 75 % right" in text
 
 
 def table_of(tmp_path, unmade=0, **curves):
@@ -158,7 +161,9 @@ def test_sentence_counts_what_is_undecided(tmp_path):
     assert found is not None
     assert found.startswith("Take-off: path takes off earlier than rope (5 of 5 seeds against 5 of 5, median step 10 ")
     assert found.endswith("; 2 differences are undecided (adjusted p 1.000)")
-    assert take_off_sentence(table_of(tmp_path / "alone", rope=[20] * 5)) is None
+    alone = table_of(tmp_path / "alone", rope=[20] * 5)
+    assert take_off_sentence(alone) is None
+    assert not any("Holm" in note for note in alone.notes)
 
 
 def test_models_that_the_study_still_plans_count_as_tests(tmp_path):
