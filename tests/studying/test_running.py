@@ -148,6 +148,13 @@ def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     assert len(list((tmp_path / "logs").iterdir())) == 1
 
 
+def test_a_run_is_begun_if_there_is_time_for_another_of_its_kind(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH)
+    assert running.execute(planned, 1, tmp_path / "logs", limit=60.0) == []
+    assert [each.finished for each in planned] == [True, True]
+
+
 def test_an_interruption_stops_what_runs(tmp_path, study, monkeypatch):
     planned, started, start = study(SLEEP), [], running.Running.start
 
