@@ -186,3 +186,70 @@ def test_without_take_off_there_is_no_table(tmp_path, report):
     folder, _ = report()
     assert not list((folder / "tables").glob("*take-off*"))
     assert not list((folder / "plots").glob("*take-off*"))
+
+
+def validated(label, *curves):
+    """A model whose seeds validate every 10 steps with these accuracies."""
+    runs = {
+        seed: SimpleNamespace(curve=[{"step": 10 * i, "valid_accuracy": each} for i, each in enumerate(curve, 1)])
+        for seed, curve in enumerate(curves)
+    }
+    return SimpleNamespace(label=label, runs=runs)
+
+
+def comparison_of(*chosen, others=()):
+    """A comparison whose reference is the first model; `others` have a rate that is not the chosen one."""
+    return SimpleNamespace(
+        name="task",
+        slug="task",
+        solved=0.9,
+        half_way=0.5,
+        studies=frozenset(),
+        chosen=[*chosen],
+        contestants=[*chosen, *others],
+        reference=lambda contestant, named: chosen[0],
+    )
+
+
+def test_models_whose_median_is_reached_come_first_and_then_the_earliest(tmp_path):
+    table = table_of(tmp_path, rope=[20, 30, 30], path=[10, None, None], pope=[20, 20, None])
+    assert [(row["model"], row["median"]) for row in table.rows] == [
+        ("pope", "20"),
+        ("rope", "30"),
+        ("path", "not reached"),
+    ]
+
+
+def test_a_seed_that_ended_early_without_a_take_off_is_no_early_take_off():
+    early, late = [0.1, 0.6], [0.1, 0.1, 0.6]
+    comparison = comparison_of(validated("rope", early, early, early), validated("path", late, late, [0.1]))
+    table = take_off_table(SimpleNamespace(unmade={}), comparison, "rope")
+    assert [row["model"] for row in table.rows] == ["rope", "path"]
+
+
+def test_table_and_plot_are_about_the_accuracy_half_way_and_the_table_about_chosen_rates(tmp_path):
+    models = [validated("rope", *[[0.1, 0.1]] * 3), validated("path", *[[0.1, 0.6]] * 3)]
+    comparison = comparison_of(*models, others=[validated("path, learning_rate=1", *[[0.6, 0.6]] * 3)])
+    table = take_off_table(SimpleNamespace(unmade={}), comparison, "rope")
+    assert [(row["model"], row["reached"]) for row in table.rows] == [("path", "3 of 3"), ("rope", "0 of 3")]
+    assert table.rows[0]["holm_p"] == table.rows[0]["p"]  # one test
+    assert "validation with at least 50 % right." in table.notes[0]
+    plot = take_off_plot(comparison, {each.label: {} for each in comparison.contestants}, tmp_path)
+    assert "with at least 50 % right on the validation split" in plot.caption
+
+
+def test_sentence_counts_the_seeds_of_both_models_that_take_off(tmp_path):
+    found = take_off_sentence(table_of(tmp_path, rope=[None] * 5, path=[10] * 5))
+    seen = "5 of 5 seeds against 0 of 5, median step 10 against not reached, adjusted p 0.008"
+    assert found == f"Take-off: path takes off earlier than rope ({seen})"
+
+
+def test_lowest_p_of_undecided_differences_is_adjusted():
+    common = {"seeds": 5, "reached": "5 of 5", "median": "10", "earlier": True}
+    rows = [
+        {"model": "rope", "against": "rope", "p": None, **common},
+        {"model": "pope", "against": "rope", "p": 0.03, "holm_p": 0.06, **common},
+        {"model": "path", "against": "rope", "p": 0.5, "holm_p": 0.5, **common},
+    ]
+    found = take_off_sentence(SimpleNamespace(rows=rows))
+    assert found == "Take-off: 2 differences are undecided (adjusted p at least 0.060)"
