@@ -148,3 +148,15 @@ def test_models_of_other_lengths_are_measured_from_their_own(tmp_path, report):
         drawn = (folder / "plots" / f"{plot}.svg").read_text()
         assert "trained: 32" in drawn
         assert "trained: 64" in drawn
+
+
+def test_a_model_holds_only_if_no_seed_fails_without_an_extension(tmp_path):
+    """One seed of pope does not fail; path fails except with yarn."""
+    for encoding, levels in (("rope", (0.0, 0.0)), ("pope", (0.0, 0.5)), ("path", (0.5, 0.5))):
+        for seed, worse in enumerate(levels):
+            lengths(make_run(tmp_path / "runs", encoding, seed), worse=worse)
+    found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
+    held, _, changes = holding(lengths_table(found, "")).partition(" Change of the loss")
+    assert held.endswith(", without extensions (1 of 3): rope.")
+    assert "pope +25.0 %" in changes
+    assert "(" not in changes  # two seeds are too few for intervals

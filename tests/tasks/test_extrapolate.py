@@ -81,6 +81,7 @@ def test_a_table_tells_how_many_targets_reach_the_contexts_of_its_columns():
 
 def test_the_failure_point_is_the_first_context_that_is_worse_by_a_hundredth():
     assert failure_point({8: 3.0, 16: 2.0, 32: 2.0199, 64: 2.03, 128: 2.01}, 16) == 64
+    assert failure_point({16: 2.0, 17: 2.1, 32: 2.2}, 16) == 17
     assert failure_point({16: 2.0, 32: 1.9}, 16) is None
 
 
@@ -315,3 +316,14 @@ def test_a_kernel_without_support_for_a_stretch_is_reported_before_scoring(tmp_p
     monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", None)
     with pytest.raises(UserError, match=r"encoding\.implementation=triton: lm_infinite .* use implementation=auto"):
         extrapolated(run, tmp_path, "stretches: [lm_infinite]")
+
+
+def test_contexts_are_compared_on_the_targets_beyond_the_trained_length():
+    about = {"stretch": "none", "trained": 16, "low": 8, "high": 16}
+    levels = {(16, False): 1.0, (16, True): 2.0, (32, False): 5.0, (32, True): 2.5}
+    rows = [
+        {**about, "context": context, "beyond": beyond, "targets": 10, "nats": 10 * level}
+        for (context, beyond), level in levels.items()
+    ]
+    assert nats_by_context(rows, "none") == {16: 2.0, 32: 2.5}
+    assert nats_by_context([row for row in rows if not row["beyond"]], "none") == {16: 1.0, 32: 5.0}
