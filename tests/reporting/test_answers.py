@@ -302,3 +302,55 @@ def test_patterns_that_differ_in_unused_layers_are_one_model(tmp_path):
     marked = {row["model"] for row in rows_of(study_scores(study, "rope")) if row.get("copy")}
     assert marked == {"local_global", "rnope_swa"}
     assert read_study([tmp_path / "many"]).comparisons[0].copies == {}
+
+
+def test_the_interval_of_several_solve_rates_is_that_of_the_fewest_seeds():
+    wide, narrow = replace(FAILED, interval=(0.0, 0.7)), Solving((0.1,) * 20, 0, (0.0, 0.17), (None,) * 20)
+    named = [contestant(f"e{number}", 3) for number in range(10)]
+    place = SimpleNamespace(name="mqrar", splits=["test"], chosen=named, copies={})
+    given = RATES | {"comparison": place, "against": named[0], "holm_p": 0.5}
+    scores = [
+        replace(score(0), contestant=each, **given | {"solving": rate})
+        for each, rate in zip(named, [narrow, wide, *[narrow] * 8], strict=True)
+    ]
+    scores[0] = replace(scores[0], theirs=None, holm_p=None)
+    (clause,) = answers(scores, "e0")[0].clauses
+    assert "with no seed by 10 encodings (each: 95 % interval 0 to 70 %)" in clause
+
+
+def test_a_test_needs_more_seeds_if_one_of_the_two_models_has_too_few():
+    given = score(-0.25, seeds=2)
+    for mine, theirs, needed in ((2, 3, "of each"), (3, 2, "of each"), (3, 3, "that both have")):
+        given.contestant.runs, given.against.runs = dict.fromkeys(range(mine)), dict.fromkeys(range(3 - theirs, 3))
+        (clause,) = answers([given], "rope")[0].clauses
+        assert f"(a test needs 3 seeds {needed})" in clause
+
+
+def test_splits_have_results_of_their_own():
+    given = score(-0.25)
+    given.comparison.splits = ["test", "dense"]
+    found = answers([given, replace(given, split="dense")], "rope")
+    assert [(each.name, len(each.clauses)) for each in found] == [("jsb, test", 1), ("jsb, dense", 1)]
+
+
+def test_published_errors_are_those_of_the_split():
+    run = SimpleNamespace(published={"test": "28.50 %", "dense": "0.1 %"})
+    alone = replace(score(0), contestant=SimpleNamespace(label="rope", encoding="rope", any_run=run), solving=FAILED)
+    alone = replace(alone, against=alone.contestant, difference=None, split="dense")
+    assert "90.00 % wrong answers (published: 0.1 %) and" in answers([alone], "rope")[0].clauses[0]
+
+
+def test_a_dominating_cluster_is_named_as_the_cause():
+    (answer,) = answers([score(0, margin=1e-4, hinges=True)], "rope")
+    assert answer.clauses[0].startswith("pope against rope is undecided, because one test cluster dominates: measured ")
+
+
+def test_a_shared_clause_runs_from_the_largest_difference_to_the_smallest():
+    levels = [-0.1, -0.3, *[-0.2] * 7]
+    scores = []
+    for number, level in enumerate(levels):
+        each = score(level)
+        each.comparison.chosen = [model := contestant(f"e{number}", 3)]
+        scores.append(replace(each, contestant=model))
+    (answer,) = answers(scores, "rope")
+    assert re.fullmatch(r"9 are lower than \S+: from e1, by 1\d\.\d % .*, to e0, by [45]\.\d % .*", answer.clauses[0])
