@@ -70,13 +70,6 @@ def test_verdicts_in_words(given, clause):
     assert answer.sentence == f"jsb: {answer.clauses[0]}."
 
 
-def test_an_answer_names_its_split_if_there_are_several():
-    given = score(-0.25)
-    given.comparison.splits.append("late")
-    (answer,) = answers([given], "rope")
-    assert answer.name == "jsb, test"
-
-
 def test_numbers_that_round_to_zero_have_no_sign():
     found = score(0, margin=0.5)
     found = replace(found, difference=replace(found.difference, value=-1e-6, both=(-2e-6, 0.02)))
