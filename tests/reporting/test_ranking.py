@@ -8,7 +8,8 @@ import pytest
 from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
-from bearings.reporting.ranking import Ranking, ranking_of
+from bearings.reporting import ranking as module
+from bearings.reporting.ranking import Ranking, ranked, ranking_of, ranking_plot, ranking_table
 
 
 def ranking(ranks):
@@ -109,6 +110,45 @@ def test_report_ranks_models_that_all_domains_have(tmp_path, report):
     drawn = rows_of(folder / "plots" / "across-ranking.csv")
     assert {model: float(row["critical_difference"]) for model, row in drawn.items()} == dict.fromkeys(rows, 1.75)
     assert "lacks them: nope." in (folder / "report.md").read_text()
+
+
+@pytest.fixture(name="tied")
+def tied_ranking():
+    """`b` is the lowest of three models on five data sets, and the other two differ on the last only."""
+    return ranked({name: {"a": 2 + (name == "z"), "b": 1, "c": 2} for name in "vwxyz"})
+
+
+def test_models_with_equal_scores_have_the_mean_of_their_ranks(tied):
+    assert dict(zip(tied.models, tied.ranks.tolist(), strict=True)) == {
+        "b": [1, 1, 1, 1, 1],
+        "c": [2.5, 2.5, 2.5, 2.5, 2],
+        "a": [2.5, 2.5, 2.5, 2.5, 3],
+    }
+
+
+def test_the_table_has_mean_ranks_ranks_and_the_critical_difference(tied):
+    table = ranking_table(tied)
+    assert [row["model"] for row in table.rows] == ["b", "c", "a"]
+    assert [row["mean_rank"] for row in table.rows] == pytest.approx([1, 2.4, 2.6])
+    assert [table.rows[1][name] for name in tied.sets] == [2.5, 2.5, 2.5, 2.5, 2]
+    assert f"significant from {tied.critical:.2f} on" in table.notes[0]
+
+
+def test_the_plot_has_a_row_per_model_and_shades_ranks_that_are_not_significantly_higher(tmp_path, monkeypatch):
+    """The second mean differs from the lowest by exactly the critical difference."""
+    found, figures, write = ranking([[1, 1, 1, 1, 1, 2], [2, 2, 2, 3, 3, 1], [3, 3, 3, 2, 2, 3]]), [], module.write_plot
+    monkeypatch.setattr(module, "write_plot", lambda figure, *rest: figures.append(figure) or write(figure, *rest))
+    ranking_plot(found, tmp_path)
+    (axes,) = figures[0].axes
+    names = {tick: label.get_text() for tick, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
+    dots = next(line for line in axes.lines if line.get_marker() == "o")
+    drawn = {names[height]: mean for mean, height in zip(*dots.get_data(), strict=True)}
+    assert drawn == pytest.approx(dict(zip(found.models, found.means, strict=True)))
+    first, last = axes.patches[0].get_extents().transformed(axes.transData.inverted()).intervalx
+    assert first == pytest.approx(found.means[0])
+    assert first < last < found.means[0] + found.critical
+    rows = rows_of(tmp_path / "across-ranking.csv")
+    assert [float(rows[model]["mean"]) for model in found.models] == pytest.approx(found.means)
 
 
 @pytest.mark.usefixtures("undrawn")
