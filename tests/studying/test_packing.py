@@ -3,10 +3,11 @@
 import multiprocessing
 import shutil
 from contextlib import suppress
+from threading import Thread
 
 import numpy as np
 import pytest
-from report_support import lengths, make_run, mechanisms
+from report_support import lengths, make_run, mechanisms, sample_metrics
 
 from bearings.core.checked_files import read_arrays
 from bearings.core.errors import UserError
@@ -17,7 +18,7 @@ from bearings.reporting.reading import read_study
 from bearings.session.run_directory import RunDirectory
 from bearings.studying import packing
 from bearings.studying.keeping import keep_in_study
-from bearings.studying.packing import pack
+from bearings.studying.packing import pack, study_lock
 
 CONTENTS = {"a.txt": b"first", "nll/test.npz": b"second", "samples/b.mid": b""}
 
@@ -31,6 +32,7 @@ def make_study(folder, *seeds, encoding="rope"):
         (path / "samples" / "sample.mid").write_bytes(b"MThd\0\xff")
         mechanisms(path, "attention", ("layer", "head", "low", "high", "mass"), [(0, 0, 1, 1, 1.0)])
         lengths(path)
+        sample_metrics(path, 1.0)
         source = path / "nll" / "test.npz"
         (path / "baselines" / "test").mkdir(parents=True)
         shutil.copy(source, path / "baselines" / "test" / "Markov, order 4.npz")
@@ -73,7 +75,7 @@ def test_every_file_of_a_run_comes_back(tmp_path):
     folders = {path.parent for path in study.glob("runs/*/*/*/manifest.json")}
     before = {file: file.read_bytes() for folder in folders for file in folder.rglob("*") if file.is_file()}
     arrays = {file: read_arrays(file) for file in before if file.suffix == ".npz"}
-    assert len(before) == 16  # baselines and samples once
+    assert len(before) == 18  # baselines and samples once
     assert pack(study) == 2
     packed = read_packed(study)
     assert not (study / "runs").exists()
@@ -96,6 +98,17 @@ def test_every_file_of_a_run_comes_back(tmp_path):
             for name, array in arrays[file].items():
                 assert np.array_equal(again[name], array), (file, name)
                 assert again[name].dtype.kind == "U" or again[name].dtype == array.dtype
+
+
+def test_runs_of_domains_with_other_units_are_packed_together(tmp_path):
+    study = make_study(tmp_path / "study")
+    units = {"jsb": ("note", "step"), "maestro": ("note", "second")}
+    for domain, names in units.items():
+        path = make_run(tmp_path / "trained", "rope", 0, domain=domain, units=names)
+        keep_in_study(path, study / "runs" / path.relative_to(tmp_path / "trained"))
+    assert pack(study) == 2
+    runs = read_study([study]).runs
+    assert {run.config["names"]["domain"]: tuple(run.records["test"].unit_names) for run in runs} == units
 
 
 def test_packed_bytes_do_not_depend_on_the_order_of_keeping(tmp_path):
@@ -134,6 +147,18 @@ def test_a_folder_is_read_in_place_of_the_packed_run_of_its_name(tmp_path):
     pack(study)
     (run,) = read_study([study]).runs
     assert isinstance(run.path, PackedPath)
+
+
+def test_a_run_that_is_kept_again_replaces_the_packed_one(tmp_path):
+    study = make_study(tmp_path / "study", 0, 1)
+    pack(study)
+    make_study(study, 0)
+    (kept,) = study.glob("runs/*/*/*")
+    (kept / "metrics.csv").write_text("step,valid_nll\n5,3.0\n")
+    assert pack(study) == 1
+    curves = {name: (path / "metrics.csv").read_text() for name, path in read_packed(study).items()}
+    assert len(curves) == 2
+    assert [name.rpartition("-")[2] for name, text in curves.items() if text == "step,valid_nll\n5,3.0\n"] == ["s0"]
 
 
 def test_what_is_no_kept_copy_is_left_where_it_is(tmp_path):
@@ -237,6 +262,22 @@ def test_processes_that_keep_and_pack_at_once_lose_nothing(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0]
     assert {run.seed for run in read_study([study]).runs} == {*range(6)}
     assert len(packed_names(study)) == 6
+
+
+def test_records_are_not_changed_while_another_process_changes_them(tmp_path):
+    study, trained = make_study(tmp_path / "study", 0), make_run(tmp_path / "trained", "rope", 1)
+    (kept,) = study.glob("runs/*/*/*")
+    out = kept.with_name(trained.name)
+    threads = [Thread(target=pack, args=(study,)), Thread(target=keep_in_study, args=(trained, out))]
+    with study_lock(study):
+        for thread in threads:
+            thread.start()
+            thread.join(1.0)
+        assert kept.exists()
+        assert not out.exists()
+    for thread in threads:
+        thread.join()
+    assert {run.seed for run in read_study([study]).runs} == {0, 1}
 
 
 @pytest.mark.parametrize("name", [RUNS, RECORDS])
