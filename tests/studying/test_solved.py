@@ -6,7 +6,7 @@ from bearings.reporting.solving import Solving
 from bearings.studying.solved import solved_table
 
 SOLVED = Solving((1.0, 0.995, 0.5), 2, (0.1, 1.0), (1, 1, None))
-FAILED = Solving((0.25, 0.5, 0.75), 0, (0.0, 0.7), (None, None, None))
+FAILED = Solving((0.1, 0.5, 0.75), 0, (0.0, 0.7), (None, None, None))
 NAMES = ["rope", "path", "irope", "mine", *(f"e{number}" for number in range(8))]
 
 
@@ -30,6 +30,18 @@ def test_cells_are_solved_seeds_or_the_median_error():
     assert third == "| irope | layers | 50.00 % | 50.00 % | 50.00 % |"
     assert table.notes[1] == "Solved: right answers are at least 99.9 % in flip_flop, 90 % in mqrar."
     assert fourth == "| mine |  | 50.00 % | 50.00 % | 50.00 % |"
+
+
+def test_a_task_without_records_counts_as_an_error_of_1():
+    found = [each for each in scores(NAMES) if (each.contestant.label, each.comparison.name) != ("path", "mqrar")]
+    assert [row["model"] for row in solved_table(found).rows] == [*(name for name in NAMES if name != "path"), "path"]
+
+
+def test_pooled_scores_are_left_out():
+    table, pooled = solved_table([*scores(NAMES)]), [*scores(["path"])]
+    for score in pooled:
+        score.pooled, score.solving = 2, SOLVED
+    assert solved_table([*scores(NAMES), *pooled]).rows == table.rows
 
 
 def test_published_errors_stand_beside_ours():
