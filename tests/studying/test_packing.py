@@ -321,6 +321,19 @@ def test_records_that_were_altered_do_not_pass(tmp_path):
     assert f"its rows of {study / RECORDS} have changed since they were written" in trouble.why
 
 
+@pytest.mark.parametrize("names", [["../../elsewhere/rope/small-s0"], ["jsb/rope/small-s0"] * 2])
+def test_invalid_and_repeated_names_of_packed_runs_are_refused(tmp_path, names):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    table = pa.concat_tables([pq.read_table(study / RUNS)] * len(names))
+    pq.write_table(table.set_column(0, "run", [names]), study / RUNS)
+    with pytest.raises(UserError, match="invalid or repeated run name"):
+        read_packed(study)
+
+
 def test_a_packed_run_is_opened_as_a_folder_is(tmp_path):
     study = make_study(tmp_path / "study", 0)
     (kept,) = study.glob("runs/*/*/*")
