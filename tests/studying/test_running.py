@@ -1,5 +1,6 @@
 """Training the runs of a study: several processes, failures, limits and interruptions."""
 
+import json
 import shutil
 import sys
 import time
@@ -110,6 +111,23 @@ def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends
     assert tried == [planned[0]]
 
 
+def test_a_run_with_a_follow_up_is_not_kept_while_its_process_trains_the_next(tmp_path, study):
+    made(tmp_path)
+    planned = study(BEGUN, FOLLOW)
+    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    assert (planned[0].path / "nll" / "test.npz").exists()
+    assert not planned[0].finished
+
+
+@pytest.mark.parametrize(("script", "seeds", "limit"), [(FINISH, 1, 60.0), (BEGUN, 2, 2.0)])
+def test_records_have_the_commit_and_the_number_of_other_processes_on_the_device(tmp_path, study, script, seeds, limit):
+    made(tmp_path)
+    planned = study(script)
+    assert running.execute(planned, 3, tmp_path / "logs", limit, commit="a commit", seeds=seeds) == []
+    (session,) = json.loads((planned[0].kept / "manifest.json").read_text())["sessions"]
+    assert (session["beside"], session["code"]["commit"]) == (2, "a commit")
+
+
 @pytest.mark.parametrize(
     ("first", "said"),
     [
@@ -131,9 +149,10 @@ def test_if_a_run_fails_or_is_skipped_others_of_its_process_are_tried_on_their_o
     assert [each.finished for each in planned] == [False, True]
 
 
-def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study):
+@pytest.mark.parametrize("failing", ["import sys; sys.exit('it broke')", "import os; os.kill(os.getpid(), 9)"])
+def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, study, failing):
     made(tmp_path)
-    planned = study(FINISH, "import sys; sys.exit('it broke')")
+    planned = study(FINISH, failing)
     assert len(running.execute(planned, 2, tmp_path / "logs")) == 2
     assert not any(each.finished for each in planned)
     assert running.execute(study("", FOLLOW), 2, tmp_path / "logs") == []
@@ -153,6 +172,21 @@ def test_a_run_is_begun_if_there_is_time_for_another_of_its_kind(tmp_path, study
     planned = study(FINISH)
     assert running.execute(planned, 1, tmp_path / "logs", limit=60.0) == []
     assert [each.finished for each in planned] == [True, True]
+
+
+def test_a_run_is_begun_only_if_the_fastest_so_far_would_end_in_time(tmp_path, study, monkeypatch):
+    """The third is, with 30 of 100 seconds left, but not the fourth, with 5."""
+    planned, took, start, late, clock = study(""), [10, 60, 25, 0], running.Running.start, [0], time.monotonic
+
+    def slow(run, environment):
+        start(run, environment)
+        late[0] += took.pop(0)
+
+    monkeypatch.setattr(running.time, "monotonic", lambda: clock() + late[0])
+    monkeypatch.setattr(running.Running, "start", slow)
+    monkeypatch.setattr(jobs.Planned, "keep", lambda *_: None)
+    assert running.execute([*planned, *planned], 1, tmp_path / "logs", limit=100.0) == []
+    assert took == [0]
 
 
 def test_an_interruption_stops_what_runs(tmp_path, study, monkeypatch):
@@ -236,6 +270,31 @@ def test_runs_are_dealt_out_to_gpus_and_what_follows_one_stays_on_its_own(tmp_pa
     same += "assert (path.parents[3] / 'met' / path.name).read_text() == os.environ['CUDA_VISIBLE_DEVICES']"
     assert running.execute(study(MEET, FINISH, same), 1, tmp_path / "logs", gpus=["2", "GPU-5"]) == []
     assert sorted(file.read_text() for file in (tmp_path / "met").iterdir()) == ["2", "GPU-5"]
+
+
+def test_a_gpu_has_one_process_at_a_time(tmp_path, study, monkeypatch):
+    planned, start, begun = study("import time; time.sleep(0.5)"), running.Running.start, []
+
+    def noted(run, environment):
+        assert run.gpu not in [each.gpu for each in begun if each.process.poll() is None]
+        start(run, environment)
+        begun.append(run)
+
+    monkeypatch.setattr(running.Running, "start", noted)
+    monkeypatch.setattr(jobs.Planned, "keep", lambda *_: None)
+    assert running.execute([*planned, *planned], 1, tmp_path / "logs", gpus=["2", "GPU-5"]) == []
+    assert len(begun) == 4
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "2"), ("5", "5")])
+def test_processes_share_the_cores_unless_the_number_of_threads_is_given(tmp_path, study, monkeypatch, given, expected):
+    monkeypatch.setattr(running, "cores", lambda: 9)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    planned = study("import os, sys; sys.exit(os.environ['OMP_NUM_THREADS'])")
+    failed = running.execute(planned, 2, tmp_path / "logs", gpus=["2", "GPU-5"])
+    assert [f": {expected} (" in line for line in failed] == [True, True]
 
 
 @pytest.mark.parametrize(
