@@ -244,12 +244,24 @@ def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path,
     assert sum(each.finished for each in planned) == 1
 
 
-def test_a_run_that_does_not_stop_is_killed(tmp_path, study, monkeypatch):
+STAY = """
+import signal, subprocess, sys, time
+signal.signal(15, signal.SIG_IGN)
+loader = "import time\\nfor _ in range(400):\\n    print(flush=True)\\n    time.sleep(0.05)"
+subprocess.Popen([sys.executable, "-c", loader])
+time.sleep(60)
+"""
+
+
+def test_a_run_that_does_not_stop_is_killed_with_its_loader(tmp_path, study, monkeypatch):
     monkeypatch.setattr(running, "GRACE_S", 0.5)
-    planned = study("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)")
     began = time.monotonic()
-    running.execute(planned, 2, tmp_path / "logs", limit=1.0)
+    running.execute(study(STAY), 2, tmp_path / "logs", limit=1.0)
     assert time.monotonic() - began < 10
+    sizes = [log.stat().st_size for log in (tmp_path / "logs").iterdir()]
+    time.sleep(0.5)
+    assert [log.stat().st_size for log in (tmp_path / "logs").iterdir()] == sizes
+    assert min(sizes) > 0  # the loaders had begun
 
 
 MEET = """
