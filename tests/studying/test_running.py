@@ -159,6 +159,14 @@ def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, 
     assert all((each.kept / "extrapolation" / "test.csv").exists() for each in planned)
 
 
+def test_all_commands_of_a_run_write_to_its_log(tmp_path, study):
+    made(tmp_path)
+    planned = study(FINISH + "print('trained')", FOLLOW + "print('measured')")[:1]
+    assert running.execute(planned, 1, tmp_path / "logs") == []
+    (log,) = (tmp_path / "logs").iterdir()
+    assert log.read_text().split() == ["trained", "measured"]
+
+
 def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     planned = study(SLEEP)
     began = time.monotonic()
