@@ -252,6 +252,22 @@ def test_a_run_that_cannot_be_kept_leaves_others_that_have_ended_to_be(tmp_path,
     assert sum(each.finished for each in planned) == 1
 
 
+SAVE = """
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    (pathlib.Path(sys.argv[1]).parents[3] / "saved").touch()
+    sys.exit()
+signal.signal(15, save)
+time.sleep(60)
+"""
+
+
+def test_a_stopped_run_has_time_to_save_a_checkpoint(tmp_path, study):
+    running.execute(study(SAVE), 1, tmp_path / "logs", limit=2.0)
+    assert (tmp_path / "saved").exists()
+
+
 STAY = """
 import signal, subprocess, sys, time
 signal.signal(15, signal.SIG_IGN)
