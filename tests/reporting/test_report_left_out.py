@@ -219,6 +219,14 @@ def test_records_are_assigned_such_that_every_line_has_one(tmp_path):
     assert len(absent(tmp_path, runs[:1])) == len(absent(tmp_path, runs[1:])) == 1
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_record_that_fits_two_lines_is_of_the_one_with_more_settings(tmp_path, order):
+    lines = ["experiment=debug encoding=rope", "experiment=debug encoding=rope data.length=128"]
+    listed(tmp_path, *lines[::order])
+    make_run(tmp_path / "runs", "rope", 0, "data.length=128")
+    assert [each.place for each in read_study([tmp_path]).troubles] == lines[:1]
+
+
 def test_seeds_can_be_missing_from_two_comparisons(tmp_path):
     listed(tmp_path / "one", "experiment=debug seed=0,1 encoding=rope,pope")
     for folder, overrides in ((tmp_path / "one" / "runs", ()), (tmp_path / "mine", ("data.length=128",))):
