@@ -129,6 +129,14 @@ def test_a_model_with_more_settings_does_not_account_for_one_with_fewer(tmp_path
     assert list(read_study([folder]).unmade.values()) == [1]
 
 
+def test_a_model_that_a_study_does_not_list_accounts_for_none_of_its_models(tmp_path):
+    folder = listed(tmp_path / "study", "runs: ['experiment=debug encoding=rope,pope,path seed=0,1,2']\n")
+    for encoding in ("rope", "pope", "nope"):
+        for seed in (0, 1, 2):
+            make_run(folder / "runs", encoding, seed)
+    assert list(read_study([folder]).unmade.values()) == [1]
+
+
 def test_studies_whose_runs_are_compared_are_adjusted_together(tmp_path, report):
     """The first and the second study share a comparison, so that their other tests are in one family too."""
     pair = "pope", "rope"
