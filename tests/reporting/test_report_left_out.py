@@ -188,6 +188,14 @@ def test_missing_seeds_are_listed_once(tmp_path):
     ]
 
 
+def test_a_missing_line_without_a_seed_hides_no_missing_seed(tmp_path):
+    listed(tmp_path, "experiment=debug encoding=rope,pope seed=0,1", "experiment=debug encoding=pope")
+    for encoding, seed in (("rope", 0), ("rope", 1), ("rope", 2), ("pope", 0), ("pope", 1)):
+        make_run(tmp_path / "runs", encoding, seed)
+    missing = [each.place for each in read_study([tmp_path]).troubles]
+    assert missing == ["experiment=debug encoding=pope", "jsb: pope, seed 2"]
+
+
 def test_reused_runs_that_other_incidental_settings_made_are_not_missing(tmp_path):
     listed(tmp_path, "experiment=debug task.samples=0 data.workers=1 encoding=rope data.length=64,128")
     make_run(tmp_path / "runs", "rope", 0)
