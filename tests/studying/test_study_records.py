@@ -216,7 +216,7 @@ def test_a_page_names_encodings_and_values_of_which_no_run_has_a_record(tmp_path
 
 def test_a_page_does_not_name_values_that_a_search_has_chosen(tmp_path):
     (tmp_path / "study.yaml").write_text("search: task=tune\nruns: ['experiment=debug encoding=rope,pope seed=0']")
-    rows = "experiment=debug encoding=rope,s,1e-3,True\nexperiment=debug encoding=pope,s,2e-3,True\n"
+    rows = "".join(f"experiment=debug encoding={row},True\n" for row in ("rope,task=tune,1e-3", "pope,task=tune,2e-3"))
     (tmp_path / "tuning.csv").write_text(f"run,search,optimizer.learning_rate,chosen\n{rows}")
     make_run(tmp_path / "runs", "rope", 0, "optimizer.learning_rate=1e-3")
     summary.write_summary(tmp_path)
