@@ -183,9 +183,11 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
         sharing: maximum number of other processes on the same device.
         commit: commit of the source.
     """
-    if ended.started.returncode:
+    if code := ended.started.returncode:
         lines = ended.log.read_text(errors="replace").strip().splitlines()
-        return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {lines[-1] if lines else 'no output'} ({ended.log})"
+        # The last line of a killed process, which had no time to write one, may be from an earlier attempt.
+        why = f"killed by signal {-code}" if code < 0 else lines[-1] if lines else "no output"
+        return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {why} ({ended.log})"
     if ended.last:
         try:
             for run in ended.runs[ended.kept :]:

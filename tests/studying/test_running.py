@@ -159,6 +159,16 @@ def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, 
     assert all((each.kept / "extrapolation" / "test.csv").exists() for each in planned)
 
 
+def test_a_killed_run_is_not_reported_with_the_last_line_of_an_earlier_attempt(tmp_path, study):
+    attempts = {
+        "import sys; sys.exit('it broke')": ": it broke (",
+        "import os; os.kill(os.getpid(), 9)": ": killed by signal 9 (",
+    }
+    for script, said in attempts.items():
+        (line,) = running.execute(study(script)[:1], 1, tmp_path / "logs")
+        assert said in line
+
+
 def test_all_commands_of_a_run_write_to_its_log(tmp_path, study):
     made(tmp_path)
     planned = study(FINISH + "print('trained')", FOLLOW + "print('measured')")[:1]

@@ -8,6 +8,7 @@ import torch
 import yaml
 from command_support import run_command  # noqa: F401
 from conftest import composed
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from report_support import make_run, undrawn  # noqa: F401
 from study_support import CPU, study_command  # noqa: F401
 
@@ -46,6 +47,20 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     assert train == ["-m", "experiment=debug", "encoding=nope", CPU, f"runs={tmp_path / 'trained'}", "seed=0,1"]
     files = ["domain=jsb", "encoding=nope", "model=small"]
     assert sorted(follow) == sorted(["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}", *files])
+
+
+@pytest.mark.parametrize("folder", ["größe", "a (1)", "a,b", "a=b", "it's", "a#b", "a b"])
+def test_what_follows_a_run_finds_it_in_a_folder_of_any_name(tmp_path, folder):
+    study = {"runs": ["experiment=debug seed=0,1 encoding=rope"], "then": ["task=extrapolate task.contexts=[64]"]}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    planned = planning.plan(tmp_path, tmp_path / folder / "trained", [CPU])
+    for runs in (planned[:1], planned):
+        settings = OverridesParser.create().parse_overrides(
+            [setting for setting in jobs.commands(runs)[1][2:] if setting.startswith("run=")]
+        )
+        value = settings[0].value()
+        found = value.list if settings[0].is_sweep_override() else [value]
+        assert [str(getattr(each, "text", each)) for each in found] == [str(run.path) for run in runs]
 
 
 @pytest.mark.parametrize(
