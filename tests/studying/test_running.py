@@ -114,12 +114,12 @@ def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends
 def test_a_run_with_a_follow_up_is_not_kept_while_its_process_trains_the_next(tmp_path, study):
     made(tmp_path)
     planned = study(BEGUN, FOLLOW)
-    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    assert running.execute(planned, 1, tmp_path / "logs", limit=4.0, seeds=2) == []
     assert (planned[0].path / "nll" / "test.npz").exists()
     assert not planned[0].finished
 
 
-@pytest.mark.parametrize(("script", "seeds", "limit"), [(FINISH, 1, 60.0), (BEGUN, 2, 2.0)])
+@pytest.mark.parametrize(("script", "seeds", "limit"), [(FINISH, 1, 60.0), (BEGUN, 2, 4.0)])
 def test_records_have_the_commit_and_the_number_of_other_processes_on_the_device(tmp_path, study, script, seeds, limit):
     made(tmp_path)
     planned = study(script)
@@ -274,7 +274,7 @@ time.sleep(60)
 
 
 def test_a_stopped_run_has_time_to_save_a_checkpoint(tmp_path, study):
-    running.execute(study(SAVE), 1, tmp_path / "logs", limit=2.0)
+    running.execute(study(SAVE), 1, tmp_path / "logs", limit=4.0)
     assert (tmp_path / "saved").exists()
 
 
@@ -290,7 +290,7 @@ time.sleep(60)
 def test_a_run_that_does_not_stop_is_killed_with_its_loader(tmp_path, study, monkeypatch):
     monkeypatch.setattr(running, "GRACE_S", 0.5)
     began = time.monotonic()
-    running.execute(study(STAY), 2, tmp_path / "logs", limit=1.0)
+    running.execute(study(STAY), 2, tmp_path / "logs", limit=3.0)
     assert time.monotonic() - began < 10
     sizes = [log.stat().st_size for log in (tmp_path / "logs").iterdir()]
     time.sleep(0.5)
