@@ -102,21 +102,21 @@ def sinks_table(comparison: Comparison) -> Table | None:
     rows: list[Row] = []
     for contestant in comparison.contestants:
         measured = (mechanism_of(run, "positions") for run in contestant.runs.values())
-        seeds = [(read, heads) for read in measured if (heads := _on_first(read, 1, "mass"))]
+        seeds = [(read, heads) for read in measured if read and (heads := _on_first(read, 1, "mass"))]
         if not seeds:
             continue
-        shares = [np.mean(list(heads.values())) for _, heads in seeds]
-        sinks = [np.mean([share > SINK for share in heads.values()]) for _, heads in seeds]
-        on_several = [np.mean(list(_on_first(read, FIRST, "mass").values())) for read, _ in seeds]
+        shares = [np.mean(heads) for _, heads in seeds]
+        sinks = [np.mean([share > SINK for share in heads]) for _, heads in seeds]
+        on_several = [np.mean(_on_first(read, FIRST, "mass")) for read, _ in seeds]
         rows.append(
             {
                 "model": contestant.label,
                 "seeds": len(seeds),
                 "first": float(np.mean(shares)),
                 "several": float(np.mean(on_several)),
-                "uniform": float(np.mean(list(_on_first(seeds[0][0], FIRST, "uniform").values()))),
+                "uniform": float(np.mean(_on_first(seeds[0][0], FIRST, "uniform"))),
                 "sinks": float(np.mean(sinks)),
-                "strongest": max(share for _, heads in seeds for share in heads.values()),
+                "strongest": max(share for _, heads in seeds for share in heads),
             }
         )
     if not rows:
@@ -139,14 +139,13 @@ def sinks_table(comparison: Comparison) -> Table | None:
     return Table(f"{comparison.slug}-sinks", title, columns, rows, notes, folded=True)
 
 
-def _on_first(read: Sequence[Mapping[str, str]], tokens: int, value: str) -> dict[tuple[str, str], float]:
+def _on_first(read: Mapping[str, np.ndarray], tokens: int, value: str) -> list[float]:
     """The share of each head on positions below `tokens`, a power of two."""
-    found: dict[tuple[str, str], float] = {}
-    for row in read:
-        if int(row["low"]) < tokens:
-            head = row.get("layer", ""), row.get("head", "")
-            found[head] = found.get(head, 0.0) + float(row[value])
-    return found
+    near, found = read["low"] < tokens, dict[tuple, float]()
+    heads = [read[key][near].tolist() for key in ("layer", "head") if key in read]
+    for *head, share in zip(*heads, read[value][near].tolist(), strict=True):
+        found[*head,] = found.get((*head,), 0.0) + share
+    return [*found.values()]
 
 
 def _percent(share: float) -> str:
@@ -190,13 +189,11 @@ def _seeds(contestant: Contestant, name: str, value: str) -> list[Ranges]:
     """For each seed that has the measurement, the mean of `value` over layers and heads by range."""
     found = []
     for run in contestant.runs.values():
-        values, ends = dict[int, list[float]](), dict[int, int]()
-        for row in mechanism_of(run, name):
-            low = int(row["low"])
-            values.setdefault(low, []).append(float(row[value]))
-            ends[low] = max(int(row["high"]), ends.get(low, 0))  # a layer with a window has a shorter last range
-        if values:
-            found.append({(low, ends[low]): float(np.mean(each)) for low, each in values.items()})
+        if read := mechanism_of(run, name):
+            places = {low: read["low"] == low for low in dict.fromkeys(read["low"].tolist())}
+            found.append(  # a layer with a window has a shorter last range
+                {(low, int(read["high"][at].max())): float(read[value][at].mean()) for low, at in places.items()}
+            )
     return found
 
 

@@ -60,13 +60,9 @@ def _seeds(contestant: Contestant) -> list[dict[tuple[int, int], dict[str, float
     found = []
     for run in contestant.runs.values():
         if read := mechanism_of(run, "bands"):
-            found.append(
-                {
-                    (int(row["low"]), int(row["high"])): {
-                        "elements": float(row["elements"]),
-                        **{name: float(row[name]) - float(row["plain"]) for name in TITLES},
-                    }
-                    for row in read
-                }
-            )
+            places = zip(read["low"].tolist(), read["high"].tolist(), strict=True)
+            increases = [read[name] - read["plain"] for name in TITLES]
+            columns = (each.tolist() for each in (read["elements"], *increases))
+            rows = (dict(zip(("elements", *TITLES), row, strict=True)) for row in zip(*columns, strict=True))
+            found.append(dict(zip(places, rows, strict=True)))
     return found

@@ -11,7 +11,7 @@ from ..core.legend_records import legends_of
 from ..core.legends import Elements, Legend
 from .contestant import Contestant
 from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, write_plot
-from .mechanism_files import QUANTILES, mechanism_of, quantiles_of
+from .mechanism_files import mechanism_of
 from .naming import file_name
 from .study import Comparison
 
@@ -29,7 +29,7 @@ def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path)
         for seed, legend in ((seed, each[name]) for seed, each in legends.items() if name in each):
             run = contestant.runs[seed]
             read = mechanism_of(run, name, legend)
-            if read and len({(row["layer"], row["head"]) for row in read}) <= MOST_HEADS:
+            if read and len({*_heads(read)}) <= MOST_HEADS:
                 title = f"{comparison.name}: {name.replace('_', ' ')} of {contestant.label}"
                 stem = folder / f"{comparison.slug}-{file_name(name)}-{file_name(contestant.label)}"
                 subject = f"{legend.caption} of seed {seed}" if legend.caption else f"Seed {seed}"
@@ -44,7 +44,7 @@ def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path)
 @styled
 def _elements_plot(
     name: str,
-    read: Sequence[Mapping[str, str]],
+    read: Mapping[str, np.ndarray],
     legend: Legend,
     elements: Elements,
     subject: str,
@@ -52,8 +52,8 @@ def _elements_plot(
     title: str,
 ) -> Plot:
     """A map with a row for each head and a column for each of its elements."""
-    heads = list(dict.fromkeys((int(row["layer"]), int(row["head"])) for row in read))
-    values = np.array([float(row[name]) for row in read]).reshape(len(heads), -1)
+    heads = list(dict.fromkeys(_heads(read)))
+    values = read[name].reshape(len(heads), -1)
     low, high = min(elements.ticks.values()), max(elements.ticks.values())
     frozen = (values > high) | (values < low) if elements.frozen else np.zeros(values.shape, bool)
     seen = np.clip(values, low, high) if elements.period is None else high - np.mod(high - values, elements.period)
@@ -87,21 +87,27 @@ def _elements_plot(
 
 
 @styled
-def _quantiles_plot(read: Sequence[Mapping[str, str]], legend: Legend, subject: str, stem: Path, title: str) -> Plot:
+def _quantiles_plot(read: Mapping[str, np.ndarray], legend: Legend, subject: str, stem: Path, title: str) -> Plot:
     """A bar for each head: the middle half of its tokens, nine tenths as a line, the median as a dot."""
-    rows = quantiles_of(read)
-    heads = [(int(row["layer"]), int(row["head"])) for row in rows]
+    heads = _heads(read)
     figure = Figure(figsize=(7.2, _height(heads)), layout="constrained")
     axes = figure.add_subplot()
-    at, drawn = range(len(rows)), {key: [row[key] for row in rows] for key in QUANTILES}
-    axes.hlines(at, drawn["q05"], drawn["q95"], color=BLUE, linewidth=1)
-    axes.hlines(at, drawn["q25"], drawn["q75"], color=BLUE, linewidth=4)
-    axes.plot(drawn["q50"], at, "o", color=INK, markersize=3.5, markeredgecolor=PAPER, markeredgewidth=0.5)
-    axes.set(xlabel=literal(legend.axis), ylim=(len(rows) - 0.4, -0.6))
+    at = range(len(heads))
+    axes.hlines(at, read["q05"], read["q95"], color=BLUE, linewidth=1)
+    axes.hlines(at, read["q25"], read["q75"], color=BLUE, linewidth=4)
+    axes.plot(read["q50"], at, "o", color=INK, markersize=3.5, markeredgecolor=PAPER, markeredgewidth=0.5)
+    axes.set(xlabel=literal(legend.axis), ylim=(len(heads) - 0.4, -0.6))
     axes.grid(False, axis="y")
     _name_heads(axes, heads, QUIET)
+    columns = {key: column.tolist() for key, column in read.items()}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     caption = f"{subject}, {SOURCE}. Thick bar: half of the tokens; thin line: nine tenths; dot: the median."
     return write_plot(figure, stem, rows, title, caption)
+
+
+def _heads(read: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
+    """Layer and head of each row."""
+    return list(zip(read["layer"].tolist(), read["head"].tolist(), strict=True))
 
 
 def _height(heads: Sequence[tuple[int, int]]) -> float:
