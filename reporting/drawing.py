@@ -40,6 +40,7 @@ STYLE: Any = {
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.titlesize": 10.5,
+    "axes.titley": 1.0,  # above the frame, because Matplotlib measures all ticks again to place it itself
     "axes.edgecolor": QUIET,
     "axes.facecolor": "none",
     "axes.spines.top": False,
