@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,7 @@ def read_yaml(path: Path, largest: int = LARGEST) -> Any:
     """
     try:
         text = read_text(path, largest)
-        _refuse_expansion(text)
-        found = yaml.load(text, _Loader)  # noqa: S506 (both are safe loaders)
+        found = _loaded(text)
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
         raise ValueError(one_line(error)) from error
     _refuse_other_than_plain(found)
@@ -46,8 +47,21 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _refuse_expansion(text: str) -> None:
-    """Raise ValueError if loading could expand the text, or create anything but plain data."""
+def _loaded(text: str) -> Any:
+    """The value in YAML text; None if there is none."""
+    events = _events(text)
+    first = next(events, None)
+    found = None if first is None else _value(first, events)
+    if next(events, None) is not None:
+        raise ValueError("it has more than one document")
+    return found
+
+
+def _events(text: str) -> Iterator[Any]:
+    """The beginnings and ends of values in YAML text.
+
+    Raises ValueError if loading could expand it, or create anything but plain data.
+    """
     depth = 0
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
@@ -57,6 +71,27 @@ def _refuse_expansion(text: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise ValueError(f"line {event.start_mark.line + 1}: nested more than {DEEPEST} levels deep")
+        if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            yield event
+
+
+def _value(begin: Any, events: Iterator[Any]) -> Any:
+    """The value that begins with an event; the others are taken from `events`."""
+    if isinstance(begin, yaml.ScalarEvent):
+        return _scalar(begin.value, begin.implicit[0])
+    inside = []
+    while not isinstance(event := next(events), yaml.CollectionEndEvent):
+        inside.append(_value(event, events))
+    if isinstance(begin, yaml.SequenceStartEvent):
+        return inside
+    return dict(zip(inside[::2], inside[1::2], strict=True))
+
+
+@lru_cache(maxsize=10_000)  # configurations of runs have most scalars in common
+def _scalar(text: str, unquoted: bool) -> Any:
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (unquoted, not unquoted))
+    return loader.construct_object(yaml.ScalarNode(tag, text))
 
 
 def _refuse_other_than_plain(value: Any, key: str = "") -> None:
