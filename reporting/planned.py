@@ -159,8 +159,13 @@ def _recorded(wanted: Sequence[Mapping[str, Any]], worth: Sequence[int], runs: S
     """Indices of the `wanted` settings that one of `runs` has. Each run accounts for one of them, to most `worth`."""
     records = [_settings(run) for run in runs]
     gain = np.zeros((len(wanted), len(records)))
+    of_seed: dict[int, list[int]] = {}  # few records have the seed of a line
+    for column, run in enumerate(runs):
+        of_seed.setdefault(run.seed, []).append(column)
     for row, (asked, each) in enumerate(zip(wanted, worth, strict=True)):
-        gain[row] = [each * _fits(asked, record) for record in records]
+        seed = asked.get("seed")
+        for column in of_seed.get(seed, ()) if isinstance(seed, int) else range(len(records)):
+            gain[row, column] = each * _fits(asked, records[column])
     rows, columns = scipy.optimize.linear_sum_assignment(gain, maximize=True)
     return set(rows[gain[rows, columns] > 0].tolist())
 
