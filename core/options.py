@@ -77,6 +77,8 @@ class Option(NamedTuple):
             faults: list[Any] = []
         except ValidationError as error:
             faults = [*error.errors()]
+        if not faults and not (isinstance(value, float) and not math.isfinite(value)):
+            return []
         schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
         infinite = bool(schema) and isinstance(value, float) and not math.isfinite(value)
         if not (faults or infinite) or any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
