@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -247,10 +248,16 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
     for field in sorted(FIELDS):
         array = arrays[field]
         if array.dtype.kind == "U":
-            found.update(json.dumps([field, array.tolist()]).encode())
+            found.update(_texts_as_json(field, array.tobytes(), array.dtype.str, array.shape))
         else:
             found.update(json.dumps([field, array.dtype.str, array.shape]).encode() + array.tobytes())
     return found.hexdigest()
+
+
+@lru_cache(maxsize=32)
+def _texts_as_json(field: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """An array of texts as JSON. Those of a study's runs are equal."""
+    return json.dumps([field, np.frombuffer(data, dtype).reshape(shape).tolist()]).encode()
 
 
 def _read(path: Path, columns: list[str] | None = None, texts: Sequence[str] = ()) -> pa.Table:

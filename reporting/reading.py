@@ -200,7 +200,7 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
         if absent:
             return Trouble(str(path), "incomplete", f"finished, but {', '.join(absent)} is missing")
         if not isinstance(path, PackedPath):  # whose digests are checked when it is read
-            directory.check_unchanged(*map(directory.records, splits))
+            directory.check_unchanged(*map(directory.records, splits), manifest=manifest)
         records = {split: Records.load(directory.records(split)) for split in splits}
         if other := difference(directory, manifest, records):
             return Trouble(str(path), "unusable", other)
@@ -240,7 +240,7 @@ def _check_measured(directory: RunDirectory, manifest: Mapping) -> None:
     """
     folders = ("extrapolation", "mechanisms", "sample_metrics")
     tables = [each for folder in folders for each in directory.path.glob(f"{folder}/*.csv")]
-    directory.check_unchanged(directory.path / "metrics.csv", *tables)
+    directory.check_unchanged(directory.path / "metrics.csv", *tables, manifest=manifest)
     for file in directory.path.glob("extrapolation/*.csv"):
         read_lengths(file)
     read_items(directory)

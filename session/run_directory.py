@@ -198,9 +198,13 @@ class RunDirectory:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         return FileLock(self.path / ".manifest.lock")
 
-    def check_unchanged(self, *files: Path) -> None:
-        """Raise UserError if any of the files exists but no longer matches its recorded digest."""
-        recorded = self.manifest.get("files", {}) if files else {}
+    def check_unchanged(self, *files: Path, manifest: Mapping | None = None) -> None:
+        """Raise UserError if any of the files exists but no longer matches its digest in the manifest.
+
+        Args:
+            manifest: the run's manifest if it has been read.
+        """
+        recorded = (self.manifest if manifest is None else manifest).get("files", {}) if files else {}
         for file in files:
             before = recorded.get(str(file.relative_to(self.path)))
             try:
