@@ -66,18 +66,18 @@ def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -
         ValueError: the file has more than MOST_ROWS rows or lacks one of `columns`, its header is not a list of
             distinct names, or a row has more or fewer cells than the header.
     """
-    names, rows = _cells(path, columns, growing)
+    names, rows = read_cells(path, columns, growing)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def read_columns(path: Path, columns: Collection[str] = ()) -> dict[str, Sequence[str]]:
     """The columns of a CSV file by name, which take a tenth of the time of its rows. See `read_csv`."""
-    names, rows = _cells(path, columns)
+    names, rows = read_cells(path, columns)
     return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
 
 
-def _cells(path: Path, columns: Collection[str], growing: bool = False) -> tuple[list[str], list[list[str]]]:
-    """The header and the other rows of a CSV file."""
+def read_cells(path: Path, columns: Collection[str] = (), growing: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns and the cells of each row of a CSV file. See `read_csv`."""
     text = read_text(path)
     if growing:
         text = text[: text.rfind("\n") + 1]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.checked_files import read_csv, whole
+from ..core.checked_files import read_cells, whole
 from ..domains.records import Records
 from ..session.identity import identity
 from ..session.run_config import written
@@ -56,8 +56,8 @@ def read_curve(path: Path) -> list[dict[str, float]]:
     """
     if not path.exists():
         return []
-    rows = read_csv(path, ["step"], growing=True)
+    names, rows = read_cells(path, ["step"], growing=True)
+    convert = [whole if name == "step" else float for name in names]
     return [
-        {key: float(whole(value)) if key == "step" else float(value) for key, value in row.items() if value}
-        for row in rows
+        {name: float(kind(text)) for name, kind, text in zip(names, convert, row, strict=True) if text} for row in rows
     ]
