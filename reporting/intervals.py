@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -103,13 +103,14 @@ class Bootstrap:
         value, variance, scale = cluster_errors(means, sizes)
         return cls(value, np.sqrt(variance), studentised(scale))
 
+    @cached_property
     def reach(self) -> tuple[np.ndarray, np.ndarray]:
         """How many standard errors the interval extends below and above the ratio."""
         low, high = np.quantile(self.drawn, (TAIL, 1 - TAIL), axis=-1)
         return high, -low
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        down, up = self.reach()
+        down, up = self.reach
         return self.value - down * self.error, self.value + up * self.error
 
 
@@ -157,7 +158,7 @@ class Spread:
         rest = sums - ratios[..., None] * sizes - residuals[..., None, :]
         interaction = (rest**2 * _unbiasing(sizes)).sum((-2, -1)) / (seeds - 1) / seeds
         freedom = seeds - 1, effective(sizes) - 1
-        skew = tuple(reach / t_quantile(TAIL, freedom[1]) for reach in bootstrap.reach())
+        skew = tuple(reach / t_quantile(TAIL, freedom[1]) for reach in bootstrap.reach)
         parts = ratios.var(-1, ddof=1) / seeds, np.maximum(clusters - interaction, 0)
         return cls(bootstrap.value, *parts, freedom, skew)
 
