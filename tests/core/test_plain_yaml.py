@@ -1,0 +1,41 @@
+"""YAML that others wrote is read as plain data."""
+
+import pytest
+import yaml
+
+from bearings.core.plain_yaml import DEEPEST, read_yaml
+
+READ = [
+    "",
+    "# a comment\n",
+    "a",
+    "a: 1\nb: 1.0\nc: '1'\nd: 1e-3\ne: 1.0e-3\nf: on\ng: ~\nh:\ni: 0x1f\nj: 1_000\nk: .inf\n",
+    "a: [1, [2, {b: 'x', c: []}], {}]\nb:\n- |\n  two\n  lines\n- 'it''s'\n",
+    "a: 1\nb: 2\na: 3\n",
+]
+REFUSED = {
+    "a: &x 1\nb: *x\n": "line 1: aliases and anchors are not allowed",
+    "a: !!python/name:os.system x\n": "line 1: tags are not allowed",
+    "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1): "nested more than",
+    "a: 1\n---\nb: 2\n": "more than one document",
+    "<<: {a: 1}\n": "constructor",
+    "? {a: 1}\n: 2\n": "unhashable",
+    "2: a\n": "the key 2 must be text",
+    "a: 2026-11-28\n": "dates are not allowed",
+    "a: [1\n": "expected",
+    "a: .nan\n": "not a number",
+}
+
+
+@pytest.mark.parametrize("text", READ)
+def test_values_are_those_of_yaml(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    assert repr(read_yaml(tmp_path / "a.yaml")) == repr(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_anything_else_is_refused(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=REFUSED[text]) as raised:
+        read_yaml(tmp_path / "a.yaml")
+    assert "\n" not in str(raised.value)
