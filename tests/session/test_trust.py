@@ -152,12 +152,16 @@ def test_a_class_of_another_package_can_use_the_time_of_the_medium(run, tmp_path
     monkeypatch.delitem(sys.modules, "turning", raising=False)
     text = "from bearings.encodings.rope import RoPE\nclass Turning(RoPE):\n    pass\n"
     (tmp_path / "modules" / "turning.py").write_text(text)
-    given = ("encoding=rope", "encoding._target_=turning.Turning", "trust=turning", "experiment=debug", "task=check")
-    assert run(*given, "encoding.clock=medium")[0] == 0
+    Path("mine").mkdir()
+    for part in ("train", "valid", "test"):
+        Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
+    own = ("encoding=rope", "encoding._target_=turning.Turning", "trust=turning", "encoding.clock=medium")
+    text = ("domain=text", "domain.path=mine", "domain.tokenizer=bytes", "domain.split=files")
+    assert run(*own, *text, "task=check", "experiment=debug")[0] == 0
 
 
 def test_a_class_of_another_package_brings_its_own_options(run):
-    own = ("encoding=pope", "encoding._target_=mine.Mine", "trust=mine", "task=check", "experiment=debug")
+    own = ("encoding=pope", "encoding._target_=mine.Mine", "trust=mine", "domain=flip_flop", "task=check")
     assert run(*own, "encoding.speed=0.3")[0] == 0
     status, _, err = run(*own, "encoding.sped=0.3")
     assert (status, err) == (2, "error: encoding.sped: unknown key; did you mean speed? allowed: window, speed\n")
