@@ -6,14 +6,16 @@ from dataclasses import replace
 from functools import cache
 
 import omegaconf
+from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 
 
 def make_hydra_faster() -> None:
-    """For each composition, read no file again, copy no registered default, and compose for no unused setting first."""
+    """For each composition, read no file again, copy no registered default, and make no unused map or setting."""
     load, loaded = ConfigRepository.load_config, {}
+    make_map = defaults_list._create_interpolation_map
 
     def load_once(repository, config_path):
         key = (*(source.path for source in repository.sources), config_path)
@@ -21,8 +23,14 @@ def make_hydra_faster() -> None:
             loaded[key] = load(repository, config_path)
         return deepcopy(loaded[key])
 
+    def map_if_used(overrides, defaults, self_added):
+        if any(not each.is_self() and each.is_interpolation() for each in defaults):
+            return make_map(overrides, defaults, self_added)
+        return None
+
     ConfigRepository.load_config = load_once
     ConfigStore.__deepcopy__ = lambda store, _: store
+    defaults_list._create_interpolation_map = map_if_used
     Hydra.get_mode = lambda *_, **__: None
     omegaconf.base.parse = omegaconf._utils.parse = cache(omegaconf.grammar_parser.parse)
 
