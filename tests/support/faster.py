@@ -4,18 +4,22 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import takewhile
 
 import omegaconf
 from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl as Loader
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
+from hydra.plugins.config_source import ConfigResult
 
 
 def make_hydra_faster() -> None:
-    """For each composition, read no file again, copy no registered default, and make no unused map or setting."""
+    """For each composition, read no file again, merge none of Hydra's own again, and copy and make nothing unused."""
     load, loaded = ConfigRepository.load_config, {}
     make_map = defaults_list._create_interpolation_map
+    merge_all, load_single, merged = Loader._compose_config_from_defaults_list, Loader._load_single_config, {}
 
     def load_once(repository, config_path):
         key = (*(source.path for source in repository.sources), config_path)
@@ -28,6 +32,18 @@ def make_hydra_faster() -> None:
             return make_map(overrides, defaults, self_added)
         return None
 
+    def merge(loader, defaults, repo):
+        """Hydra's own files come first."""
+        own = [*takewhile(lambda default: default.config_path.startswith("hydra/"), defaults)]
+        key = tuple((default.config_path, default.package) for default in own)
+        if key not in merged:
+            merged[key] = ConfigResult("", "", merge_all(loader, own, repo), {})
+        return merge_all(loader, [merged[key], *defaults[len(own) :]], repo)
+
+    def load_or_copy(loader, default, repo):
+        return deepcopy(default) if isinstance(default, ConfigResult) else load_single(loader, default, repo)
+
+    Loader._compose_config_from_defaults_list, Loader._load_single_config = merge, load_or_copy
     ConfigRepository.load_config = load_once
     ConfigStore.__deepcopy__ = lambda store, _: store
     defaults_list._create_interpolation_map = map_if_used
