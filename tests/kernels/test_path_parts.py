@@ -83,8 +83,8 @@ def test_parts_equal_the_whole_sequence(length, size, gated):
     ("length", "size", "longest", "short", "gated"),
     [
         (60, 20, None, 2048, True),  # parts of one block
-        (390, 195, None, 2048, False),  # of one chunk of the kernels
-        (390, 195, 2, 2048, True),  # of two, of which the last is not full
+        (280, 140, None, 2048, False),  # of one chunk of the kernels
+        (280, 140, 2, 2048, True),  # of two, of which the last is not full
         (280, 140, 2, 0, True),  # the same without saved tensors
     ],
 )
