@@ -163,7 +163,8 @@ def workspace(tmp_path_factory):
 
 
 NAMED = {
-    **{"STUDY": "my-study", "studies/jsb": "studies/maestro_60k", "my-chorale.mid": "my.mid"},
+    **{"STUDY": "my-study", "studies/jsb": "studies/maestro_60k", "studies/zoo_": "studies/"},  # smaller ones
+    "my-chorale.mid": "my.mid",
     "tokenizer=train": "tokenizer=train domain.vocabulary_size=280",
 }
 BRIEF = {
@@ -182,6 +183,7 @@ def adapted(arguments: list[str], run: str) -> list[str]:
     if {"--help", "--cfg"} & {*arguments}:
         return arguments
     text = " ".join(first_of_sweep(arguments))
+    assert all((REPOSITORY / study).is_dir() for study in re.findall(r"studies/\w+", text)), text
     for name, own in {**NAMED, "DIRECTORY": run}.items():
         text = text.replace(name, own)
     if "chrA" in text:
