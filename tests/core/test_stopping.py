@@ -17,8 +17,9 @@ LINE = "stopped: rerun the same command to resume\n"
 
 @pytest.fixture
 def begun(monkeypatch):
-    """Signals are answered as during a task."""
+    """Signals are answered as during a task that resumes, whatever an earlier test of this process has begun."""
     monkeypatch.setattr(stopping, "_begun", True)
+    monkeypatch.setattr(stopping, "_resumes", True)
     monkeypatch.setattr(stopping, "_since", None)
     # A shell's background jobs ignore SIGINT, and so does what they start.
     before = {number: signal.signal(number, signal.SIG_DFL) for number in stopping.SIGNALS}
