@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from command_support import run_command  # noqa: F401
 from omegaconf import OmegaConf
 from torch import distributed, multiprocessing
 
