@@ -230,11 +230,15 @@ def lengths_table(
         "fails": ("loss rises at", str),
     }
     tabled = [row for row in chain(*chain(*found.values())) if row["context"] in contexts]
-    beyond = any(row["beyond"] for row in tabled)
+    without = [model for model, seeds in found.items() if not any(row["beyond"] for row in chain(*seeds))]
     lengths = " or ".join(f"{length:,}" for length in trained_lengths(found))
-    which = f"the targets with more than {lengths} tokens before them" if beyond else "all targets"
-    if beyond and " or " in lengths:
-        which += ", the model's trained length"
+    which = "all targets"
+    if len(without) < len(found):
+        which = f"the targets with more than {lengths} tokens before them"
+        if " or " in lengths:
+            which += ", the model's trained length"
+        if without:
+            which += f" ({', '.join(without)}: all targets, because none has so many)"
     notes = [
         f"{quantity} by context length in tokens; every column covers {which}. Each target sees at least half of the "
         f"context, or everything before it in its document. Trained at {lengths}.",

@@ -62,6 +62,22 @@ def test_targets_that_see_half_of_the_context_have_a_bucket_of_their_own(store, 
     assert f"before them: 100 % at {context}." in table.notes[1]
 
 
+def test_a_table_says_which_models_have_no_target_beyond_their_trained_length(store):
+    short, long = (
+        [
+            {"stretch": "none", "context": context, "trained": trained, **bucket._asdict()}
+            for context in (trained, 2 * trained)
+            for bucket in score_by_position(Counting(), store, "test", context, trained, "32-true", 100)
+        ]
+        for trained in (16, 64)
+    )
+    longest = "more than 16 or 64 tokens before them, the model's trained length"
+    note = lengths_table({"rope": [short], "path": [long]}, "").notes[0]
+    assert f"{longest} (path: all targets, because none has so many). Each target" in note
+    note = lengths_table({"path": [long]}, "").notes[0]
+    assert "every column covers all targets. Each target" in note
+
+
 def test_a_model_without_memory_scores_the_same_under_every_context(store):
     rows = [
         {"stretch": "none", "context": context, "trained": 16, **bucket._asdict()}
