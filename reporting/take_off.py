@@ -100,17 +100,17 @@ def take_offs(comparison: Comparison) -> dict[str, TakeOff]:
 
 
 def take_off_table(study: Study, comparison: Comparison, reference: str) -> Table | None:
-    """When each model takes off, first the earliest, and log-rank tests against `reference`; None without any.
+    """When each chosen model takes off, first the earliest, and log-rank tests against `reference`; None if none does.
 
     Models that a study lists and cannot test yet count as tests, so that p-values are not lower while it is unfinished.
     """
     found = take_offs(comparison)
-    if not any(each.reached.any() for each in found.values()):
+    chosen = [each for each in comparison.chosen if each.label in found]
+    if not any(found[each.label].reached.any() for each in chosen):
         return None
     rows: list[Row] = []
-    for contestant in comparison.chosen:
-        if (mine := found.get(contestant.label)) is None:
-            continue
+    for contestant in chosen:
+        mine = found[contestant.label]
         against = comparison.reference(contestant, reference)
         theirs = None if against is None or against is contestant else found.get(against.label)
         rows.append(

@@ -238,6 +238,12 @@ def test_table_and_plot_are_about_the_accuracy_half_way_and_the_table_about_chos
     assert "with at least 50 % right on the validation split" in plot.caption
 
 
+def test_models_of_which_only_another_rate_takes_off_have_no_table():
+    never = [validated(encoding, *[[0.1, 0.1]] * 3) for encoding in ("rope", "path")]
+    comparison = comparison_of(*never, others=[validated("path, learning_rate=1", *[[0.6, 0.6]] * 3)])
+    assert take_off_table(SimpleNamespace(unmade={}), comparison, "rope") is None
+
+
 def test_sentence_counts_the_seeds_of_both_models_that_take_off(tmp_path):
     found = take_off_sentence(table_of(tmp_path, rope=[None] * 5, path=[10] * 5))
     seen = "5 of 5 seeds against 0 of 5, median step 10 against not reached, adjusted p 0.008"
