@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..domains.records import Records
-from ..session.overrides import choices_of
+from ..session.overrides import as_setting, choices_of
 from ..session.run_directory import RunDirectory
 from .record import add_commit, source, write_rows
 
@@ -26,7 +26,7 @@ MAIN = Path(__file__).parent.parent / "main.py"
 def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namespace) -> dict:
     """Train one run in a separate process and return its row."""
     runs = Path(arguments.runs) / accelerator
-    given = [f"encoding={encoding}", f"seed={seed}", f"trainer.accelerator={accelerator}", f"runs={runs}"]
+    given = [f"encoding={encoding}", f"seed={seed}", f"trainer.accelerator={accelerator}", as_setting("runs", runs)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
     began = time.perf_counter()
     command = [sys.executable, str(MAIN), *given, "task.samples=0", *arguments.overrides]

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core.errors import UserError
 from .identity import STAGES, identity
 from .matching import unmatched
-from .overrides import as_setting, choices_of, key_of
+from .overrides import as_setting, as_value, choices_of, key_of
 from .run_directory import RunDirectory, leaves
 from .session import Session
 
@@ -24,7 +24,7 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     overrides = [each.removeprefix("++") for each in session.overrides or ()]  # as the user wrote them
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
     if session.config["run"] is not None:
-        reports.append(as_setting("task.directories", run.path).replace("=", "=[", 1) + "]")
+        reports.append(f"task.directories=[{as_value(run.path)}]")
     asked = "task.samples=8" if session.domain.solved is not None else "task.sampling_seed=1"
     places = [each for each in overrides if key_of(each) in PLACES]
     return {

@@ -38,14 +38,19 @@ def as_typed(value: Any) -> str:
 
 
 def as_setting(key: str, value: Any) -> str:
-    """`key=value` as Hydra reads it, with quotes around text or a path that Hydra would not read as such."""
+    """`key=value` as Hydra reads it."""
+    return f"{key}={as_value(value)}"
+
+
+def as_value(value: Any) -> str:
+    """The part of a setting after `=`, with quotes around text or a path that Hydra would not read as such."""
     if not isinstance(value, str | Path):
-        return f"{key}={as_typed(value)}"
-    plain, text = f"{key}={value}", str(value)
+        return as_typed(value)
+    text = str(value)
     with suppress(HydraException):
-        if OverridesParser.create().parse_override(plain).value() == text:
-            return plain
-    return f"{key}={QuotedString(text, Quote.single).with_quotes()}"
+        if OverridesParser.create().parse_override(f"key={text}").value() == text:
+            return text
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def refuse_unknown_flags(arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ..reporting.lines import SEED, without_seed, words_of
 from ..reporting.packed import packed_names
-from ..session.overrides import as_setting, key_of
+from ..session.overrides import as_value, key_of
 from ..session.run_choices import choices_for
 from .catalogue import ROOT
 from .keeping import keep_in_study
@@ -82,7 +82,7 @@ def commands(runs: Sequence[Job]) -> list[list[str]]:
     if len(runs) > 1:
         given = [*first.unseeded, f"seed={','.join(str(run.seed) for run in runs)}"]
     trust = [setting for setting in first.settings if key_of(setting) == "trust"]
-    paths = ",".join(as_setting("run", run.path).removeprefix("run=") for run in runs)
+    paths = ",".join(as_value(run.path) for run in runs)
     follow = ([*words_of(line), *trust, f"run={paths}"] for line in first.then)
     if len(runs) == 1:
         return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
