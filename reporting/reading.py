@@ -1,11 +1,9 @@
-"""Reads the runs in given folders and groups them into comparisons."""
+"""Reads the runs in given folders."""
 
-import hashlib
-import json
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from ..core.hidden import hidden
 from ..core.legend_records import legends_of
 from ..core.packed_paths import AnyPath, PackedPath
 from ..domains.baseline_records import read_baselines
-from ..domains.generated import GeneratedDomain
 from ..domains.records import Records
 from ..session.configuration import refuse_problems
 from ..session.identity import identity
@@ -26,20 +23,18 @@ from ..session.item_files import read_items
 from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference, read_curve
-from .contestant import Contestant
-from .finished import MLP, RATE, Listed, Run
+from .finished import RATE, Listed, Run
+from .grouping import DOCUMENTS, compare
 from .lengths import read_lengths
 from .mechanism_files import read_mechanism
-from .naming import file_name, short, without_digests
 from .packed import RUNS, read_packed
 from .planned import absent, searched_keys, unmade_models
 from .sample_metrics import read_metrics
-from .study import MISSING, REFUSED, Comparison, Study, Trouble, differing, unusual
+from .study import MISSING, REFUSED, Study, Trouble
 from .study_list import LIST, read_list
 
 RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 TOGETHER = 100  # runs; fewer are read sooner than a process for them starts
-DOCUMENTS = ("documents", "clusters", "tokens", "units")  # fields of records that all runs of a comparison share
 
 
 def read_study(folders: Sequence[Path]) -> Study:
@@ -86,7 +81,7 @@ def read_study(folders: Sequence[Path]) -> Study:
     troubles += broken.values()
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no runs found; train some with task=train first")
-    comparisons, left_out = _compare(runs)
+    comparisons, left_out = compare(runs)
     missing = [
         Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", MISSING, "other models have this seed")
         for comparison in comparisons
@@ -265,138 +260,3 @@ def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
     if manifest.get("failed"):
         return Trouble(place, "failed", f"{at}: {manifest['failed']}")
     return Trouble(place, "unfinished", at)
-
-
-def _compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
-    """The comparisons of `runs`, and the runs that fit into none."""
-    troubles: list[Trouble] = []
-    groups: dict[str, dict[str, dict[int, Run]]] = {}
-    for run in runs:
-        shared, own = _divided(run)
-        group = groups.setdefault(_key([run.config["names"]["domain"], shared]), {})
-        seeds = group.setdefault(_key([run.encoding, own]), {})
-        first = next(iter(next(iter(group.values())).values()), run)
-        if run.seed in seeds:
-            troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
-        elif other := _other_documents(run, first):
-            reason = f"nll/{other}.npz has other documents than {first.path}"
-            troubles.append(Trouble(str(run.path), "unusable", reason))
-        else:
-            seeds[run.seed] = run
-    found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
-    everywhere = [next(iter(group[0].values())) for group in found]
-    domains = [run.config["names"]["domain"] for run in everywhere]
-    facts = _all_facts(found)
-    different, slugs = [], []
-    for domain, here in zip(domains, facts, strict=True):
-        different.append(unusual(here, [each for each, name in zip(facts, domains, strict=True) if name == domain]))
-        digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
-        slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
-    different = _without_implied_digests(different, domains, everywhere)
-    contestants = map(_contestants, found)
-    comparisons = sorted(
-        map(Comparison, domains, numbered(slugs), facts, different, contestants),
-        key=lambda comparison: (comparison.title, comparison.slug),
-    )
-    # A domain's name alone would look like its usual settings next to names that list theirs.
-    taken = sorted({comparison.domain for comparison in comparisons if comparison.full_name is not None})
-    long = [comparison.domain for comparison in comparisons if comparison.full_name is None]
-    numbers = iter(numbered([*taken, *long])[len(taken) :])
-    names = numbered([comparison.full_name or next(numbers) for comparison in comparisons])
-    return [replace(each, name=name) for each, name in zip(comparisons, names, strict=True)], troubles
-
-
-def _without_implied_digests(
-    different: Sequence[dict[str, Any]], domains: Sequence[str], runs: Sequence[Run]
-) -> list[dict[str, Any]]:
-    """What is different about each comparison, without digests of generated data if settings distinguish it.
-
-    Args:
-        different: the facts of each comparison that few share.
-        domains: the name of the domain of each.
-        runs: a run of each.
-    """
-    settings = [*map(without_digests, different)]
-    named = [*zip(domains, settings, strict=True)]
-    return [
-        settings[at] if issubclass(run.domain, GeneratedDomain) and named.count(named[at]) == 1 else different[at]
-        for at, run in enumerate(runs)
-    ]
-
-
-def _all_facts(found: Sequence[Sequence[Mapping[int, Run]]]) -> list[dict[str, Any]]:
-    """The facts of each group of runs, and all values of a setting that is among the facts of another group."""
-    kinds = [[next(iter(seeds.values())) for seeds in group] for group in found]
-    facts = [_divided(runs[0])[0] for runs in kinds]
-    shared = set().union(*facts)
-    for here, runs in zip(facts, kinds, strict=True):
-        for key in sorted(shared & {key for run in runs for key in _divided(run)[1]}):
-            values = dict.fromkeys(short(run.facts.get(key)) for run in runs)
-            here[key] = " or ".join(values) if len(values) > 1 else runs[0].facts.get(key)
-    return facts
-
-
-def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
-    """Contestants labelled by encoding, and by the settings that differ between those with the same encoding.
-
-    The learning rate, and with `match` the size of the MLP, were chosen for each model. They are left out if the other
-    settings suffice.
-    """
-    kinds = [next(iter(seeds.values())) for seeds in group]
-    own = [{**_divided(run)[1], "match": run.config.get("match")} for run in kinds]
-    labels = []
-    for run, here in zip(kinds, own, strict=True):
-        alike = [each for each, other in zip(own, kinds, strict=True) if other.encoding == run.encoding]
-        values = dict(leaves(run.config))  # with those that facts leave out because they are defaults
-        keys = [*differing(here, alike)]
-        chosen = {MLP, RATE} if run.config.get("match") else {RATE}
-        others = [key for key in keys if key not in chosen or key in run.listed.compare]
-        if sum(all(each.get(key) == here.get(key) for key in others) for each in alike) == 1:
-            keys = others
-        given = [
-            f"{key.split('.')[-1]}={short(values.get(key))}"
-            for key in keys
-            if values.get(key) is not None or key in run.listed.compare
-        ]
-        labels.append(", ".join(dict.fromkeys([run.encoding, *given])))
-    return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
-
-
-def numbered(names: Sequence[str]) -> list[str]:
-    """The names, made unique by a number at the end, because they are used as file names."""
-    found: list[str] = []
-    for name in names:
-        ways = chain([name], (f"{name}-{number}" for number in count(2)))
-        found.append(next(each for each in ways if each not in found))
-    return found
-
-
-def _divided(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts that all runs of a comparison share, and those that may differ between encodings."""
-    own = {key for key in run.facts if key.startswith("encoding.") or key in run.controls}
-    shared = {key: value for key, value in run.facts.items() if key not in own and key != "seed"}
-    return shared, {key: run.facts[key] for key in run.facts if key in own}
-
-
-def _other_documents(run: Run, first: Run) -> str | None:
-    """The first split whose documents differ from those of `first`; None if all agree."""
-    for split, records in run.records.items():
-        theirs = first.records[split]
-        for name in DOCUMENTS:
-            if not np.array_equal(getattr(records, name), getattr(theirs, name)):
-                return split
-    return None
-
-
-def _key(value: Any) -> str:
-    """The same text for all values that compare equal in Python, as in `differing`."""
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-    return int(value) if whole else value

@@ -9,7 +9,8 @@ import pytest
 from report_support import make_run, report_task, rewritten, rows_of, undrawn  # noqa: F401
 
 from bearings.domains.records import Records
-from bearings.reporting.reading import numbered, read_study
+from bearings.reporting.grouping import numbered
+from bearings.reporting.reading import read_study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
