@@ -30,7 +30,7 @@ diagnostic tasks show a question with the model's answer.
 `python main.py task=report`.
 """
 NAMES = "ACGTN"
-SUFFIXES = {"image/png": ".png", "image/svg+xml": ".svg", "audio/mpeg": ".mp3"}
+SUFFIXES = {"image/png": ".png", "image/svg+xml": ".svg", "audio/flac": ".flac"}
 
 
 def write_gallery(opened: Open) -> None:
