@@ -77,11 +77,11 @@ class Option(NamedTuple):
             faults: list[Any] = []
         except ValidationError as error:
             faults = [*error.errors()]
-        if not faults and not (isinstance(value, float) and not math.isfinite(value)):
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        if not (faults or infinite):
             return []
         schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
-        infinite = bool(schema) and isinstance(value, float) and not math.isfinite(value)
-        if not (faults or infinite) or any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
+        if not (faults or schema) or any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
             return type_problem(f"{prefix}{self.name}", value, self.kind)
         if schema["type"] == "integer":
             within = f"be {OUTSIDE[faults[0]['type']]} {next(iter(faults[0]['ctx'].values())):,}"
