@@ -118,10 +118,7 @@ def wholes(texts: Sequence[str]) -> np.ndarray:
 
 def figures(texts: Sequence[str]) -> np.ndarray:
     """`figure` of each of `texts`."""
-    values = np.array([*map(float, texts)])
-    if not (finite := np.isfinite(values)).all():
-        raise ValueError(f"{texts[int(finite.argmin())]} is not finite")
-    return values
+    return np.array([*map(figure, texts)])
 
 
 def read_array(path: Path) -> np.ndarray:
