@@ -60,9 +60,9 @@ def _seeds(contestant: Contestant) -> list[dict[tuple[int, int], dict[str, float
     found = []
     for run in contestant.runs.values():
         if read := mechanism_of(run, "bands"):
-            places = zip(read["low"].tolist(), read["high"].tolist(), strict=True)
-            increases = [read[name] - read["plain"] for name in TITLES]
-            columns = (each.tolist() for each in (read["elements"], *increases))
-            rows = (dict(zip(("elements", *TITLES), row, strict=True)) for row in zip(*columns, strict=True))
-            found.append(dict(zip(places, rows, strict=True)))
+            values = {"elements": read["elements"], **{name: read[name] - read["plain"] for name in TITLES}}
+            ranges = zip(read["low"].tolist(), read["high"].tolist(), strict=True)
+            found.append(
+                {place: {name: each[at].item() for name, each in values.items()} for at, place in enumerate(ranges)}
+            )
     return found
