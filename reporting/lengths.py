@@ -135,17 +135,22 @@ def _change(changes: Sequence[float]) -> Row:
 
 
 def holding(table: Table) -> str:
-    """Which models in a `lengths_table` never fail without extensions and, of few models, how their loss changes."""
+    """Which models in a `lengths_table` never fail without extensions, and how the loss of few models changes.
+
+    With more than MOST_CHANGES models, changes are listed only for those that never fail, if these are few enough.
+    """
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
-    held = [parenthesised(row["model"]) for row in rows if row["fails"] == "never"]
+    holds = [row for row in rows if row["fails"] == "never"]
+    held = [parenthesised(row["model"]) for row in holds]
     counted = f"{len(held)} of {len(rows)}"
     never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} % beyond the trained length"
     sentence = f"{never}, without extensions ({counted}): {', '.join(held) or 'none'}."
-    changes = [f"{parenthesised(row['model'])} {_in_words(row)}" for row in rows if "change" in row]
-    if not changes or len(rows) > MOST_CHANGES:
+    loss, listed = ("the loss", rows) if len(rows) <= MOST_CHANGES else ("their loss", holds)
+    changes = [f"{parenthesised(row['model'])} {_in_words(row)}" for row in listed if "change" in row]
+    if not changes or len(changes) > MOST_CHANGES:
         return sentence
     longest = max(int(key.removeprefix("at_")) for row in rows for key in row if key.startswith("at_"))
-    return f"{sentence} Change of the loss at {longest:,} tokens: {', '.join(changes)}."
+    return f"{sentence} Change of {loss} at {longest:,} tokens: {', '.join(changes)}."
 
 
 def _in_words(change: Row) -> str:

@@ -159,6 +159,8 @@ def take_off_sentence(table: Table) -> str | None:
             continue
         other, model, reference = rows[row["against"]], parenthesised(row["model"]), parenthesised(row["against"])
         steps = f"median step {row['median']} against {other['median']}"
+        if row["median"] == other["median"] == NEVER:
+            steps = "median step not reached by either"
         seen = f"{row['reached']} seeds against {other['reached']}, {steps}, adjusted p {p_value(p)}"
         if p < ALPHA:
             decided.append(f"{model} takes off {'earlier' if row['earlier'] else 'later'} than {reference} ({seen})")

@@ -9,7 +9,7 @@ from report_support import lengths, make_run, report_task  # noqa: F401
 
 from bearings.reporting import plots, sections
 from bearings.reporting.legible import MOST, legible, legible_lengths
-from bearings.reporting.lengths import holding, lengths_of, lengths_table
+from bearings.reporting.lengths import MOST_CHANGES, holding, lengths_of, lengths_table
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import FILES
 from bearings.reporting.scores import study_scores
@@ -69,7 +69,11 @@ def test_sentence_about_models_that_never_fail(crowd):
     assert holding(again).startswith(f"{sentence} (1 of {count}): {name}. Change of the loss at ")
     assert f": {name} 0.0 %, " in holding(again)
     many = replace(again, rows=[*again.rows, *again.rows])
-    assert holding(many) == f"{sentence} (2 of {2 * count}): {name}, {name}."
+    length = max(int(key.removeprefix("at_")) for row in again.rows for key in row if key.startswith("at_"))
+    changes = f"Change of their loss at {length:,} tokens: {name} 0.0 %, {name} 0.0 %."
+    assert holding(many) == f"{sentence} (2 of {2 * count}): {name}, {name}. {changes}"
+    crowded = replace(again, rows=[row for row in again.rows if row["model"] == name] * (MOST_CHANGES + 1))
+    assert "Change" not in holding(crowded)
     settings = replace(again, rows=[row | {"model": f"{row['model']}, base=2, clamp=periodic"} for row in again.rows])
     assert f"{sentence} (1 of {count}): {name} (base=2, clamp=periodic)." in holding(settings)
 

@@ -250,6 +250,11 @@ def test_sentence_counts_the_seeds_of_both_models_that_take_off(tmp_path):
     assert found == f"Take-off: path takes off earlier than rope ({seen})"
 
 
+def test_sentence_says_once_that_neither_median_is_reached(tmp_path):
+    found = take_off_sentence(table_of(tmp_path, rope=[None] * 5, path=[10, *[None] * 4]))
+    assert "1 of 5 seeds against 0 of 5, median step not reached by either, adjusted p 1.000" in found
+
+
 def test_lowest_p_of_undecided_differences_is_adjusted():
     common = {"seeds": 5, "reached": "5 of 5", "median": "10", "earlier": True}
     rows = [
