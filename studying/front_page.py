@@ -81,6 +81,7 @@ TASK = Topic(
     "Indexing solved: seeds of larger models that solve indirect indexing.",
 )
 LAYERS = Topic("state_tracking_a5", "", "Word problem of A5", follows=TASK.study)
+BACK = Topic("state_tracking_mqrar", "", "MQRAR, recall of overwritten values", follows=TASK.study)
 CONVERSION = Topic("conversion", "conversion", "A pretrained RoPE model of 135 million parameters, converted")
 DIAGNOSTICS = Topic("zoo_diagnostics", "diagnostics", "Diagnostic tasks, small models")
 
@@ -92,7 +93,7 @@ def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> 
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,
-        LAYERS: _solved_by_setting,
+        **dict.fromkeys((LAYERS, BACK), _solved_by_setting),
         DIAGNOSTICS: _diagnostics,
     }
     lines: dict[str, str] = {}  # by study

@@ -152,6 +152,13 @@ def test_a_task_has_the_encodings_that_solve_it_for_each_value_of_its_setting():
         "- Word problem of A5 ([state_tracking_a5](state_tracking_a5/README.md), 3 seeds, 4 runs missing): encodings "
         "that solve it with every seed: none (layers=1); path (layers=2); path, rope (layers=3).\n"
     ) in page
+    task = Outcome([row("rope", solved="0 of 3")], {}, 9, 2.4, "rope")
+    back = Outcome([row("path", solved="3 of 3") | {"comparison": "back=1"}], {}, 9, 2.4, "rope")
+    (line,) = front_page({"indirect_indexing_long": task, "state_tracking_mqrar": back}).splitlines()[4:5]
+    assert line.startswith("- Indirect indexing (")
+    assert line.endswith(
+        "(state_tracking_mqrar/README.md), 3 seeds): encodings that solve it with every seed: path (back=1)."
+    )
 
 
 @pytest.mark.parametrize("found", [{}, {"jsb": Outcome([], {}, 0, 0.0, "rope")}])
