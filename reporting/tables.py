@@ -224,8 +224,11 @@ def at_least(p: float) -> str:
 
 
 def wrong(accuracy: float) -> str:
-    """The error rate in per cent for an accuracy, as text."""
-    return f"{100 * (1 - accuracy):.2f}"
+    """The error rate in per cent for an accuracy, as text; 0 stands for no error at all."""
+    percent = 100 * (1 - accuracy)
+    if percent == 0:
+        return "0"
+    return "<0.01" if percent < 0.005 else f"{percent:.2f}"
 
 
 def millions(count: float) -> str:

@@ -17,7 +17,7 @@ from bearings.reporting.samples import distinct, samples_of
 from bearings.reporting.scores import Score, study_scores
 from bearings.reporting.solving import Solving
 from bearings.reporting.statistics import Estimate, difference
-from bearings.reporting.tables import Table, p_value
+from bearings.reporting.tables import Table, p_value, wrong
 from bearings.studying.outcomes import rows_of
 
 
@@ -111,15 +111,22 @@ def test_without_a_reference_models_are_next_to_the_published_errors():
     assert answers(models, "rope")[0].clauses == [
         "pope gives 10.00 to 91.05 % wrong answers (published: 28.50 %) and solves the task with 0 of 3 seeds (95 % "
         "interval 0 to 71 %)",
-        "path gives 0.00 % wrong answers and solves the task with 3 of 3 seeds (95 % interval 30 to 100 %)",
+        "path gives 0 % wrong answers and solves the task with 3 of 3 seeds (95 % interval 30 to 100 %)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "text"), [(1.0, "0"), (1 - 1e-5, "<0.01"), (1 - 6e-5, "0.01"), (0.75, "25.00"), (0.0, "100.00")]
+)
+def test_only_no_error_at_all_is_written_as_zero(accuracy, text):
+    assert wrong(accuracy) == text
 
 
 def test_without_other_models_the_reference_s_errors_are_named():
     run = SimpleNamespace(published={})
     alone = replace(score(0), contestant=SimpleNamespace(label="rope", encoding="rope", any_run=run), solving=SOLVED)
     alone = replace(alone, against=alone.contestant, difference=None)
-    clause = "rope gives 0.00 % wrong answers and solves the task with 3 of 3 seeds (95 % interval 30 to 100 %)"
+    clause = "rope gives 0 % wrong answers and solves the task with 3 of 3 seeds (95 % interval 30 to 100 %)"
     assert answers([alone], "rope")[0].clauses == [clause]
 
 

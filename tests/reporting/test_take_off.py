@@ -238,6 +238,17 @@ def test_table_and_plot_are_about_the_accuracy_half_way_and_the_table_about_chos
     assert "with at least 50 % right on the validation split" in plot.caption
 
 
+def test_curves_keep_their_height_until_the_next_take_off(tmp_path, monkeypatch):
+    comparison = comparison_of(validated("rope", [0.1, 0.1], [0.1, 0.6], [0.6, 0.6]))
+    drawn = []
+    monkeypatch.setattr("bearings.reporting.take_off.write_plot", lambda figure, *_: drawn.append(figure))
+    take_off_plot(comparison, {"rope": {}}, tmp_path)
+    (line,) = drawn[0].axes[0].lines
+    assert line.get_drawstyle() == "steps-post"
+    assert line.get_xdata().tolist() == [0, 10, 20]
+    assert line.get_ydata().tolist() == pytest.approx([0, 100 / 3, 200 / 3])
+
+
 def test_models_of_which_only_another_rate_takes_off_have_no_table():
     never = [validated(encoding, *[[0.1, 0.1]] * 3) for encoding in ("rope", "path")]
     comparison = comparison_of(*never, others=[validated("path, learning_rate=1", *[[0.6, 0.6]] * 3)])
