@@ -1,11 +1,13 @@
 """studies/STUDY: what is kept is what is listed, small and whole, and reports and README are made of it."""
 
+import json
 import re
 import shutil
 import textwrap
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from conftest import REPOSITORY
 from pretrained_support import folder_with_tokenizer
@@ -14,7 +16,7 @@ from report_support import DELTA, lengths, make_run, mechanisms, report_task, un
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
 from bearings.reporting.answers import LEGEND
-from bearings.reporting.packed import packed_names, read_packed
+from bearings.reporting.packed import RUNS, packed_names, read_packed
 from bearings.reporting.reading import read_study
 from bearings.reporting.study_list import read_list
 from bearings.studying import jobs, planning, summary
@@ -42,6 +44,20 @@ GIVEN_FILES = (
 )
 GIVEN_MODEL = ("conversion",)
 KEPT = sorted(file.parent.name for file in (REPOSITORY / "studies").glob("*/runs.parquet"))  # others are plans
+
+
+def test_results_list_the_runs_with_uncommitted_changes():
+    changed = {}
+    for name in KEPT:
+        table = pq.read_table(REPOSITORY / "studies" / name / RUNS, columns=["manifest"])
+        manifests = [json.loads(text) for text in table["manifest"].to_pylist()]
+        dirty = [any(each["code"]["dirty"] for each in manifest["sessions"]) for manifest in manifests]
+        if any(dirty):
+            changed[name] = ("", "") if all(dirty) else (str(sum(dirty)), str(len(dirty)))
+    page = " ".join((REPOSITORY / "docs" / "results" / "index.md").read_text().split())
+    sentence = page.partition("Some runs had uncommitted changes: all of ")[2].partition(". ")[0]
+    found = {name: (some, of) for some, of, name in re.findall(r"(?:(\d+) of (\d+) of )?\[(\w+)\]", sentence)}
+    assert found == changed
 
 
 @pytest.mark.parametrize("name", LISTED)
