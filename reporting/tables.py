@@ -134,22 +134,39 @@ class Table:
             table.add_row(Padding(cells[0], (0, 0, 0, 2 if groups else 0)), *cells[1:])
         return table
 
-    def turned_on_console(self, name: str, heading: str, hidden: Sequence[str] = ()) -> ConsoleTable:
+    def turned_on_console(self, name: str, heading: str, width: int, hidden: Sequence[str] = ()) -> list[ConsoleTable]:
         """The table for a terminal with a line for each column and a column for each row, for tables with few rows.
+
+        Rows that have no room in `width` characters follow in further tables.
 
         Args:
             name: key of the column whose values head the columns.
             heading: heading of the column with the headings.
+            width: width of the terminal.
             hidden: keys of columns to leave out.
         """
-        table = ConsoleTable(title=self.title, title_justify="left", **PLAIN)
-        table.add_column(heading, justify="right")
+        keys = [key for key in self.shown if key not in (name, *hidden)]
+        headings = [heading, *(self.columns[key][0] for key in keys)]
+        longest = max(len(word) for each in headings for word in each.split())  # Rich wraps headings between words
+        parts, room = list[list[list[str]]](), 0
         for row in self.rows:
-            table.add_column(self.cell(row, name), justify="right", no_wrap=True)
-        for key in self.shown:
-            if key not in (name, *hidden):
-                table.add_row(self.columns[key][0], *(self.cell(row, key) for row in self.rows))
-        return table
+            cells = [self.cell(row, key) for key in (name, *keys)]
+            needed = max(map(len, cells)) + 2
+            if not parts or needed > room:
+                parts.append([])
+                room = width - longest - 1
+            parts[-1].append(cells)
+            room -= needed
+        tables = []
+        for part in parts:
+            table = ConsoleTable(title=None if tables else self.title, title_justify="left", **PLAIN)
+            table.add_column(heading, justify="right", min_width=longest)
+            for cells in part:
+                table.add_column(cells[0], justify="right", no_wrap=True)
+            for line in zip(headings[1:], *(cells[1:] for cells in part), strict=True):
+                table.add_row(*line)
+            tables.append(table)
+        return tables
 
     def write(self, folder: Path) -> None:
         """Write `folder/<slug>.csv` with unrounded values, and `folder/<slug>.md`."""

@@ -123,7 +123,8 @@ class Extrapolate(Task):
         what = f"{split} split of {run.path}" if split == name else f"{name}, {run.path}"
         perplexity = split != name and isinstance(session.domain, Text)
         table = lengths_table({session.config["names"]["encoding"]: [rows]}, what, perplexity=perplexity)
-        session.console.print(table.turned_on_console("stretch", "context", hidden=("model", "seeds")))
+        for part in table.turned_on_console("stretch", "context", session.console.width, hidden=("model", "seeds")):
+            session.console.print(part)
         session.console.print(*table.notes, sep="\n")
         session.console.print(f"wrote {file}", soft_wrap=True)
 

@@ -30,19 +30,30 @@ from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 from bearings.tasks.extrapolate import Extrapolate, _merge, stretch_to
 
+SIX = ("none", "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3")
+MORE = (*SIX, "window", "lm_infinite-4", "power")
 
-def test_no_figure_or_name_is_cut_on_a_terminal_of_80_columns():
-    contexts, forms = [2**n for n in range(4, 14)], ("none", "interpolation", "ntk", "dynamic_ntk", "yarn", "llama3")
+
+@pytest.mark.parametrize(("width", "heads"), [(80, [SIX]), (80, [MORE[:7], MORE[7:]]), (160, [MORE]), (40, None)])
+def test_no_figure_or_name_is_cut_on_a_terminal(width, heads):
+    contexts, forms = [2**n for n in range(4, 14)], MORE if heads is None else sum(heads, ())
     about = {"trained": 64, "beyond": True, "low": 64, "high": 128, "targets": 1, "nats": 2.1814}
     rows = [{"stretch": form, "context": context, **about} for form in forms for context in contexts]
-    console = Console(file=io.StringIO(), width=80)
+    console = Console(file=io.StringIO(), width=width)
     table = lengths_table({"rope": [rows]}, "test split")
-    console.print(table.turned_on_console("stretch", "context", hidden=("model", "seeds")))
+    for part in table.turned_on_console("stretch", "context", width, hidden=("model", "seeds")):
+        console.print(part)
     shown = console.file.getvalue()
-    assert shown.count("2.1814") == len(forms) * len(contexts)
-    assert shown.split("\n")[1].split() == ["context", *forms]
-    assert [line.split()[0] for line in shown.split("\n")[3:13]] == [f"{context:,}" for context in contexts]
+    lines = shown.split("\n")
+    assert max(map(len, lines)) <= width
     assert "…" not in shown
+    assert shown.count("2.1814") == len(forms) * len(contexts)
+    assert shown.count("test split") == 1
+    named = [line.split() for line in lines if "context" in line]
+    assert [form for each in named for form in each[1:]] == [*forms]
+    assert heads is None or [each[1:] for each in named] == [[*each] for each in heads]
+    labels = [line.split()[0] for line in lines if "2.1814" in line]
+    assert labels == [f"{context:,}" for context in contexts] * len(named)
 
 
 def test_a_method_that_the_encoding_does_not_support_is_no_typo():
