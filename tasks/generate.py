@@ -1,6 +1,7 @@
 """task=generate run=DIRECTORY: draw samples from a trained run, with or without a prompt file."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ..session.task import Task
 from .given_files import paths_of
 from .options import GenerateOptions
 
+STEM = 100  # bytes of a prompt's name in names of samples; file systems allow 255 for a whole name
 SHOWN = 8  # files of samples that are listed one by one
 
 
@@ -88,7 +90,7 @@ class Generate(Task):
         parts = [f"{key}{value}" for key, value in given.items() if value != getattr(GenerateOptions, key)]
         if self.prompt is not None:
             digest = hashlib.sha256(self.prompt.read_bytes()).hexdigest()  # distinguishes files of the same name
-            parts += [self.prompt.stem, digest[:6]]
+            parts += [os.fsencode(self.prompt.stem)[:STEM].decode(errors="ignore"), digest[:6]]
         return "-".join([f"seed{self.seed}", *parts])
 
 

@@ -41,6 +41,11 @@ def test_what_is_drawn_in_another_way_has_another_name(tmp_path, monkeypatch):
         assert there.items() <= found.items()
         there = found
     assert {"seed0-0.txt", "seed0-1.txt", "seed0-samples3-2.txt", "seed0-top_k1-0.txt"} <= there.keys()
+    (tmp_path / f"{83 * '長'}.txt").write_text("abc")  # 253 bytes
+    Generate(samples=1, tokens=20, temperature=0.7, top_k=3, prompt=str(tmp_path / f"{83 * '長'}.txt"))(session)
+    long = {path.name for path in (run.path / "samples").iterdir()} - there.keys()
+    assert {name.partition("長")[0] for name in long} == {"seed0-samples1-tokens20-temperature0.7-top_k3-"}
+    there |= {name: (run.path / "samples" / name).read_text() for name in long}
     Generate(samples=2, tokens=512, temperature=1)(session)
     assert there == {path.name: path.read_text() for path in (run.path / "samples").iterdir()}
 
