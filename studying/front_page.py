@@ -93,7 +93,8 @@ def front_page(outcomes: Mapping[str, Outcome], planned: Sequence[str] = ()) -> 
         LENGTHS: _lengths,
         CONVERSION: _losses,
         TASK: _solved,
-        **dict.fromkeys((LAYERS, BACK), _solved_by_setting),
+        LAYERS: _solved_by_setting,
+        BACK: _solved_by_setting,
         DIAGNOSTICS: _diagnostics,
     }
     lines: dict[str, str] = {}  # by study

@@ -50,8 +50,8 @@ def test_no_figure_or_name_is_cut_on_a_terminal(width, heads):
     assert shown.count("2.1814") == len(forms) * len(contexts)
     assert shown.count("test split") == 1
     named = [line.split() for line in lines if "context" in line]
-    assert [form for each in named for form in each[1:]] == [*forms]
-    assert heads is None or [each[1:] for each in named] == [[*each] for each in heads]
+    assert [form for _, *shown_forms in named for form in shown_forms] == [*forms]
+    assert heads is None or named == [["context", *each] for each in heads]
     labels = [line.split()[0] for line in lines if "2.1814" in line]
     assert labels == [f"{context:,}" for context in contexts] * len(named)
 
