@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
-SOURCE = ("*.py", "configs")  # git pathspecs: only these files decide what a run does
+SOURCE = ("*.py", "configs", ":(exclude)tests")  # git pathspecs: only these files decide what a run does
 
 
 def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None]:

@@ -16,6 +16,8 @@ def checkout(tmp_path):
     (tmp_path / "a.py").write_text("1\n")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "b.yaml").write_text("c: 1\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("1\n")
     for arguments in (["init"], ["add", "."], ["commit", "-m", "first"]):
         git(*arguments)
     return tmp_path
@@ -32,6 +34,8 @@ def test_what_is_no_source_changes_nothing(checkout):
     (checkout / "ü x.txt").write_text("text")
     (checkout / "runs").mkdir()
     (checkout / "runs" / "config.yaml").write_text("x: 1\n")
+    (checkout / "tests" / "test_a.py").write_text("2\n")
+    (checkout / "tests" / "test_new.py").write_text("1\n")
     assert git_state(checkout)["dirty"] is None
 
 
