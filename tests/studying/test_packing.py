@@ -6,6 +6,8 @@ from contextlib import suppress
 from threading import Thread
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from report_support import lengths, make_run, mechanisms, sample_metrics
 
@@ -308,8 +310,6 @@ def test_a_damaged_file_is_one_line_that_names_it(tmp_path, name, damage):
 
 def test_records_that_were_altered_do_not_pass(tmp_path):
     """Consistently with all checksums of the file, as a tool that writes Parquet does."""
-    import pyarrow.parquet as pq
-
     study = make_study(tmp_path / "study", 0)
     pack(study)
     table = pq.read_table(study / RECORDS)
@@ -323,9 +323,6 @@ def test_records_that_were_altered_do_not_pass(tmp_path):
 
 @pytest.mark.parametrize("names", [["../../elsewhere/rope/small-s0"], ["jsb/rope/small-s0"] * 2])
 def test_invalid_and_repeated_names_of_packed_runs_are_refused(tmp_path, names):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     study = make_study(tmp_path / "study", 0)
     pack(study)
     table = pa.concat_tables([pq.read_table(study / RUNS)] * len(names))
