@@ -42,9 +42,14 @@ def why(error: BaseException) -> str:
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
-    """The text of a UTF-8 file. Raises ValueError if it is longer than `limit` bytes or not a regular file."""
+    """The text of a UTF-8 file. Raises ValueError if it is not UTF-8, longer than `limit` bytes or no regular file."""
     with _opened(path, limit) as file:
-        return file.read().decode()
+        raw = file.read()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = 1 + raw.count(b"\n", 0, error.start)
+        raise ValueError(f"line {line} is not UTF-8 text (byte 0x{raw[error.start]:02x}, {error.reason})") from error
 
 
 def read_json(path: Path, limit: int = MOST_TEXT) -> Any:

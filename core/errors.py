@@ -81,12 +81,12 @@ def several(faults: Sequence[str]) -> str:
 
 def explain_os_error(error: OSError) -> str | None:
     """One line for an error with a file, such as a full disk or a forbidden path; None for other errors."""
-    elsewhere = "choose other folders with runs=DIRECTORY stores=DIRECTORY, or set task.out if the task has it"
+    elsewhere = "choose another folder with the option that names it (such as runs, stores, study or task.out)"
     advice = {
         errno.ENOSPC: f"the disk is full: free some space, or {elsewhere}",
         errno.EDQUOT: f"the disk quota is used up: free some space, or {elsewhere}",
         errno.ENOENT: f"no such file or directory: if it was deleted, rerun the same command; otherwise {elsewhere}",
-        errno.EACCES: f"permission denied: change its permissions, or {elsewhere}",
+        errno.EACCES: f"permission denied: change the permissions, or {elsewhere}",
         errno.EROFS: f"the file system is read-only: {elsewhere}",
         errno.ENOTDIR: f"a part of the path is a file: {elsewhere}",
         errno.EEXIST: f"a file or a broken link is where a folder should be: {elsewhere}",

@@ -31,10 +31,23 @@ def read_yaml(path: Path, largest: int = LARGEST) -> Any:
     try:
         text = read_text(path, largest)
         found = _loaded(text)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(fault_of(error)) from error
+    except yaml.reader.ReaderError as error:
+        raise ValueError(f"character {error.position + 1}: {error.reason}") from error
     except (yaml.YAMLError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError) as error:
         raise ValueError(one_line(error)) from error
     _refuse_other_than_plain(found)
     return found
+
+
+def fault_of(error: yaml.MarkedYAMLError) -> str:
+    """Where text is not YAML and why, in one line."""
+    # A key without a colon is noticed only in the line after it.
+    before = error.context_mark if error.context == "while scanning a simple key" else None
+    mark = before or error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1} is not YAML" if mark else "it is not YAML"
+    return f"{place} ({error.problem or error.context})"
 
 
 def as_yaml(tree: Any) -> str:

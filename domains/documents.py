@@ -126,7 +126,7 @@ def read(name: str, path: Path, fields: Fields, cut: str) -> Iterator[Document]:
         yield document
     if document is None:
         what = "has no rows" if form in TABLES and path.stat().st_size else "is empty"
-        raise UserError(f"{path} {what}: remove it")
+        raise UserError(f"{path} {what}: leave it out")
 
 
 def is_plain(path: Path) -> bool:

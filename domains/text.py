@@ -117,7 +117,8 @@ class Text(Corpus):
             elif self.split == "hash" and counts.total() < len(SPLITS):
                 wanted = "give at least three documents, or split files into smaller ones (domain.documents)"
             elif self.split == "hash":
-                wanted = "increase domain.valid_fraction and domain.test_fraction, or use smaller domain.documents"
+                wanted = "increase domain.valid_fraction and domain.test_fraction, or cut files into smaller documents"
+                wanted += "" if self.documents == "line" else " (domain.documents=paragraph or line)"
             if self.fields.split:
                 wanted = f"the values of {self.fields.split!r} must include train, valid and test"
             where = self.path or (self.hub.name if self.hub else "the download")

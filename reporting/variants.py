@@ -112,14 +112,7 @@ def variants_table(
         "difference_over_variants": ("its 95 % over variants", interval(with_sign(3))),
         "difference_over_seeds": ("its 95 % over seeds", interval(with_sign(3))),
     }
-    notes = [
-        "AUROC: probability that a damaging variant has a higher score than another one; 0.5 is chance. Score: nats of "
-        "the alternative allele minus those of the reference, mean of both strands, without training on labels.",
-        "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster. Groups are never "
-        "pooled, because labels follow from the consequence of a variant."
-        if len({*first.groups.tolist()}) > 1
-        else "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster.",
-    ]
+    notes = _explanations(first) if rows else [f"No group has {FEWEST} variants of each kind, so there is no AUROC."]
     if few:
         notes.append(
             f"Left out, with fewer than {FEWEST} variants that are damaging or that are not: {', '.join(few)}."
@@ -127,6 +120,18 @@ def variants_table(
     if left_out:
         notes.append(f"Left out because they scored other variants: {', '.join(left_out)}.")
     return Table(slug, title, columns, rows, notes)
+
+
+def _explanations(items: Items) -> list[str]:
+    """What the columns of a table mean."""
+    return [
+        "AUROC: probability that a damaging variant has a higher score than another one; 0.5 is chance. Score: nats of "
+        "the alternative allele minus those of the reference, mean of both strands, without training on labels.",
+        "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster. Groups are never "
+        "pooled, because labels follow from the consequence of a variant."
+        if len({*items.groups.tolist()}) > 1
+        else "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster.",
+    ]
 
 
 def _groups(items: Items) -> tuple[dict[str, np.ndarray], list[str]]:

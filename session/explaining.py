@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..core import stopping
 from ..core.errors import UserError, explain_os_error, nearest_key, one_line, suggestions
+from ..core.plain_yaml import fault_of
 from ..core.terminal import printable
 from .overrides import as_setting, choices_of
 from .settings import CONFIGS
@@ -74,7 +75,7 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         as_list = "" if choices_of(key) else f"; for a list, write {key}=[{values}]"
         return f"{found[1]}: for a sweep over these values, add -m{as_list}"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
-        return f"{mark.name} line {mark.line + 1} is not YAML ({error.problem}): correct the file"
+        return f"{mark.name} {fault_of(error)}: correct the file"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None

@@ -26,6 +26,8 @@ class Running:
     """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None.
 
     Attributes:
+        began: when the first command was started.
+        since: when this command was started.
         kept: number of runs whose records have been kept, in the order of `runs`.
         failed: whether keeping the next run's records failed; only `settle` tries again.
     """
@@ -35,6 +37,7 @@ class Running:
     gpu: str | None = None
     stage: int = 0
     began: float = field(default_factory=time.monotonic)
+    since: float = 0.0
     kept: int = 0
     failed: bool = False
     process: subprocess.Popen | None = None
@@ -44,8 +47,16 @@ class Running:
         """Whether this is the last command."""
         return self.stage + 1 == len(commands(self.runs))
 
+    @property
+    def step(self) -> str:
+        """What this command does, for runs that need several commands; otherwise empty."""
+        every = commands(self.runs)
+        task = next((word for word in every[self.stage] if word.startswith("task=")), "task=train")
+        return f", {task}" if len(every) > 1 else ""
+
     def start(self, environment: dict[str, str]) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.since = time.monotonic()
         if self.gpu is not None:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": self.gpu}
         with open(self.log, "ab") as log:
@@ -129,7 +140,7 @@ def execute(
                 keep_ended(each, jobs - 1, commit)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)  # so that an error here is not repeated below
-                failure, took = settle(each, jobs - 1, commit), time.monotonic() - each.began
+                failure, ended = settle(each, jobs - 1, commit), time.monotonic()
                 if failure is None and not each.last:
                     following = replace(each, stage=each.stage + 1)
                     following.start(environment)
@@ -138,7 +149,7 @@ def execute(
                     places.append(each.gpu)
                     if failure is None:
                         kind = type(each.runs[0])
-                        quickest[kind] = min(took, quickest.get(kind, float("inf")))
+                        quickest[kind] = min(ended - each.began, quickest.get(kind, float("inf")))
                         try:
                             coming = [run for job in each.runs for run in after(job)]
                         except UserError as error:  # other runs go on
@@ -150,7 +161,7 @@ def execute(
                         waiting[:0] = together(each.runs, 1)
                     else:
                         failed.append(failure)
-                print(f"{took:7.1f} s  {failure or named(each.runs)}", flush=True)
+                print(f"{ended - each.since:7.1f} s  {failure or named(each.runs) + each.step}", flush=True)
     finally:
         running = [each for each in running if each.process is not None]
         stop(running)

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -126,7 +127,7 @@ class Bundle:
 
         Args:
             item: a path, or a string; or a list of them, which are scored together. A string that names an existing
-                file is its path; any other string is text or a DNA sequence, for domains that have these.
+                file or folder is its path; any other string is text or a DNA sequence, for domains that have these.
             length: longest context in tokens; None for the length of training.
 
         Raises:
@@ -251,8 +252,10 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
 
 
 def _refuse_below_1(**numbers: int | None) -> None:
-    """Raise ValueError for a number that is below 1. None is allowed."""
+    """Raise ValueError for anything but an integer from 1 on. None is allowed."""
     for name, number in numbers.items():
+        if number is not None and not isinstance(number, Integral):
+            raise ValueError(f"{name}={number!r}: it must be an integer")
         if number is not None and number < 1:
             raise ValueError(f"{name}={number}: it must be at least 1")
 
@@ -266,5 +269,5 @@ def _path(item: object, domain: Domain) -> Path | None:
         )
     if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
         place = os.path.expanduser(item)
-        return Path(place) if os.path.isfile(place) or FILE_NAME.fullmatch(item) else None
+        return Path(place) if os.path.exists(place) or FILE_NAME.fullmatch(item) else None
     return Path(item).expanduser()

@@ -69,7 +69,8 @@ class Variants(Task):
             result = variants_table(
                 {session.config["names"]["encoding"]: {session.config["seed"]: items}}, None, f"{name}, {run.path}"
             )
-            session.console.print(result.on_console())
+            if result.rows:
+                session.console.print(result.on_console())
             session.console.print(*result.notes, sep="\n")
             session.console.print(f"wrote {run.benchmarks / name}.npz", soft_wrap=True)
 

@@ -1,5 +1,7 @@
 """YAML that others wrote is read as plain data."""
 
+import re
+
 import pytest
 import yaml
 
@@ -39,3 +41,20 @@ def test_anything_else_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match=REFUSED[text]) as raised:
         read_yaml(tmp_path / "a.yaml")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"runs: [\n", "line 2 is not YAML (did not find expected node content)"),
+        (b"runs:\n  - a\n  b\nc: d\n", "line 3 is not YAML (could not find expected ':')"),
+        (b"a: b\nc d\n", "line 2 is not YAML (could not find expected ':')"),
+        (b"a: b: c\n", "line 1 is not YAML (mapping values are not allowed in this context)"),
+        (b"a: b\nc: d\xe9\n", "line 2 is not UTF-8 text (byte 0xe9, invalid continuation byte)"),
+        (b"a: \x01\n", "character 4: control characters are not allowed"),
+    ],
+)
+def test_faults_name_the_line(tmp_path, raw, message):
+    (tmp_path / "a.yaml").write_bytes(raw)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_yaml(tmp_path / "a.yaml")

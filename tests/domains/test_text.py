@@ -297,7 +297,7 @@ def test_no_block_is_in_two_splits(tmp_path):
 
 def test_a_table_with_only_a_header_has_no_rows(tmp_path):
     (tmp_path / "x.csv").write_text("text,author\n")
-    with pytest.raises(UserError, match=r"x\.csv has no rows: remove it"):
+    with pytest.raises(UserError, match=r"x\.csv has no rows: leave it out"):
         build(tmp_path, tmp_path / "stores")
 
 
@@ -306,8 +306,8 @@ def test_error_names_all_damaged_files(tmp_path):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"" if 2 <= number < 5 else b"some text\n")
     with pytest.raises(UserError) as raised:
         build(tmp_path, tmp_path / "stores", documents="line")
-    assert str(raised.value) == "; ".join(f"{tmp_path}/{n:02d}.txt is empty: remove it" for n in (2, 3, 4))
+    assert str(raised.value) == "; ".join(f"{tmp_path}/{n:02d}.txt is empty: leave it out" for n in (2, 3, 4))
     for number in range(14):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"09.txt is empty: remove it; \.\.\.$"):
+    with pytest.raises(UserError, match=r"09.txt is empty: leave it out; \.\.\.$"):
         build(tmp_path, tmp_path / "stores", documents="line")

@@ -48,6 +48,13 @@ def test_groups_are_separate_and_small_ones_are_named():
     assert any("rest (4 of 12)" in note for note in table.notes)
 
 
+def test_without_a_group_large_enough_nothing_is_explained_but_that():
+    table = variants_table({"rope": {0: items(5, groups=NAMES)}}, "rope", "title")
+    assert table.rows == []
+    assert table.notes[0] == "No group has 10 variants of each kind, so there is no AUROC."
+    assert not any(note.startswith(("AUROC", "Intervals")) for note in table.notes)
+
+
 def test_seeds_are_averaged_and_paired():
     found = {name: {seed: items(shift, seed) for seed in range(3)} for name, shift in (("pope", 5), ("rope", 2))}
     pope, rope = variants_table(found, "rope", "title").rows

@@ -116,7 +116,7 @@ def test_an_unwritable_place_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, err = run("task=prepare", "stores=file/data")
     assert status == 2
-    assert re.fullmatch(r"error: file[^\n]*choose other[^\n]*\n", err), err
+    assert re.fullmatch(r"error: file[^\n]*choose another[^\n]*\n", err), err
 
 
 @pytest.mark.parametrize("place", ["file/out", f"{300 * 'o'}", "/proc/out"])
@@ -127,7 +127,7 @@ def test_a_place_where_no_folder_can_be_made_is_one_line(run, tmp_path, task, pl
     status, _, err = run(f"task={task}", f"task.out={place}", *([] if task == "report" else [f"run={path}"]))
     assert status == 2
     assert err.startswith(f"error: {place.split('/')[0]}")
-    assert re.fullmatch(r"error: [^\n]*choose other folders [^\n]*task.out[^\n]*\n", err), err
+    assert re.fullmatch(r"error: [^\n]*choose another folder [^\n]*task.out[^\n]*\n", err), err
 
 
 def test_help_shows_commands_choices_and_options(run):

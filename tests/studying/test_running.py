@@ -361,3 +361,11 @@ def test_gpus_are_the_visible_ones_unless_runs_take_several(given, count, settin
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     planned = planning.plan(tmp_path / "study", tmp_path / "runs", [f"trainer.{setting}", CPU])
     assert running.gpus_for(planned) == expected
+
+
+def test_the_commands_of_a_run_are_named_if_there_are_several(tmp_path):
+    alone = jobs.Planned(["seed=0"], tmp_path, tmp_path)
+    followed = jobs.Planned(["seed=0"], tmp_path, tmp_path, ["task=extrapolate task.split=valid"])
+    assert running.Running([alone], tmp_path / "log").step == ""
+    steps = [running.Running([followed], tmp_path / "log", stage=stage).step for stage in (0, 1)]
+    assert steps == [", task=train", ", task=extrapolate"]

@@ -169,6 +169,9 @@ def test_samples_and_contexts_of_no_tokens_are_refused(text):
     for given in ({"tokens": 0}, {"count": 0}):
         with pytest.raises(ValueError, match="it must be at least 1"):
             bundle.sample(**given)
+    for given in ({"tokens": 3.5}, {"tokens": "3"}):
+        with pytest.raises(ValueError, match=r"tokens=.*: it must be an integer"):
+            bundle.sample(**given)
     for length in (0, -3):
         with pytest.raises(ValueError, match=f"length={length}: it must be at least 1"):
             bundle.score(TEXT, length=length)
@@ -224,3 +227,12 @@ def test_the_notebook_runs(capsys):
     out = capsys.readouterr().out
     assert re.search(r"^NoPE Score\(.* bits/byte, 4,\d+ tokens\)$", out, re.MULTILINE)
     assert "The class" in out
+
+
+def test_the_name_of_a_folder_is_not_scored_as_text(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters").mkdir()
+    bundle = bearings.load(text.path / "export", device="cpu")
+    for use in (bundle.score, bundle.sample):
+        with pytest.raises(UserError, match=r"letters is not a regular file: give a .txt file"):
+            use("letters")
