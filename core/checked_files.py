@@ -42,7 +42,7 @@ def why(error: BaseException) -> str:
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
-    """The text of a UTF-8 file. Raises ValueError if it is not UTF-8, longer than `limit` bytes or no regular file."""
+    """The text of a UTF-8 file. Raises ValueError if it is not UTF-8, not a regular file, or over the limit."""
     with _opened(path, limit) as file:
         raw = file.read()
     try:
