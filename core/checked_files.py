@@ -48,8 +48,14 @@ def read_text(path: Path, limit: int = MOST_TEXT) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        line = 1 + raw.count(b"\n", 0, error.start)
-        raise ValueError(f"line {line} is not UTF-8 text (byte 0x{raw[error.start]:02x}, {error.reason})") from error
+        raise ValueError(not_utf8(error)) from error
+
+
+def not_utf8(error: UnicodeDecodeError, line: int = 1) -> str:
+    """Where bytes that begin at `line` of a file are not UTF-8, and why."""
+    raw = error.object
+    place = line + raw.count(b"\n", 0, error.start)
+    return f"line {place} is not UTF-8 text (byte 0x{raw[error.start]:02x}, {error.reason})"
 
 
 def read_json(path: Path, limit: int = MOST_TEXT) -> Any:

@@ -14,6 +14,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..core.checked_files import not_utf8
 from ..core.errors import UserError, one_line
 from ..core.hidden import files_below
 from ..core.words import plural
@@ -175,9 +176,7 @@ def decoded(raw: bytes, path: Path, line: int) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        place = line + raw.count(b"\n", 0, error.start)
-        fault = f"byte 0x{raw[error.start]:02x}, {error.reason}"
-        raise UserError(f"{path} line {place} is not UTF-8 text ({fault}): convert or remove the file") from error
+        raise UserError(f"{path} {not_utf8(error, line)}: convert or remove the file") from error
 
 
 def _unpacked_name(name: str) -> str:

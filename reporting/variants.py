@@ -124,13 +124,13 @@ def variants_table(
 
 def _explanations(items: Items) -> list[str]:
     """What the columns of a table mean."""
+    intervals = "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster."
+    if len({*items.groups.tolist()}) > 1:
+        intervals += " Groups are never pooled, because labels follow from the consequence of a variant."
     return [
         "AUROC: probability that a damaging variant has a higher score than another one; 0.5 is chance. Score: nats of "
         "the alternative allele minus those of the reference, mean of both strands, without training on labels.",
-        "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster. Groups are never "
-        "pooled, because labels follow from the consequence of a variant."
-        if len({*items.groups.tolist()}) > 1
-        else "Intervals over variants: DeLong et al. (1988), with the variants of a position as a cluster.",
+        intervals,
     ]
 
 

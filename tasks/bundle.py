@@ -254,9 +254,11 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
 def _refuse_below_1(**numbers: int | None) -> None:
     """Raise ValueError for anything but an integer from 1 on. None is allowed."""
     for name, number in numbers.items():
-        if number is not None and not isinstance(number, Integral):
+        if number is None:
+            continue
+        if not isinstance(number, Integral):
             raise ValueError(f"{name}={number!r}: it must be an integer")
-        if number is not None and number < 1:
+        if number < 1:
             raise ValueError(f"{name}={number}: it must be at least 1")
 
 
