@@ -105,18 +105,18 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
     return Table("claims", "Claims", columns, rows, notes)
 
 
-def claim_sentences(table: Table) -> list[str]:
-    """What a `claims_table` found: a sentence for each row of a short table, otherwise the number of each verdict."""
+def claim_verdicts(table: Table) -> dict[str, list[str]]:
+    """The verdicts in a `claims_table`, by claim; of a long table, how often each verdict occurs."""
     if len(table.rows) > MOST_LISTED:
         counted = Counter(row["verdict"] for row in table.rows).most_common()
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counted)
-        return [f"Of {len(table.rows)} claims, listed under Details: {verdicts}"]
-    sentences = []
+        return {f"Of {len(table.rows)} claims, listed under Details": [verdicts]}
+    found: dict[str, list[str]] = {}
     for row in table.rows:
-        place = f"{row['domain']}: " if "domain" in table.columns else ""
+        place = f"{row['domain']}: " if {"domain"} <= table.columns.keys() & row.keys() else ""
         measured = ", ".join(row[key] for key in ("measured", "interval") if key in row)
-        sentences.append(f"{place}{row['claim']}: {row['verdict']}{f' ({measured})' if measured else ''}")
-    return sentences
+        found.setdefault(row["claim"], []).append(f"{place}{row['verdict']}{f' ({measured})' if measured else ''}")
+    return found
 
 
 def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:

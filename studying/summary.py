@@ -16,7 +16,7 @@ from ..reporting import plots
 from ..reporting.answers import LEGEND, answers
 from ..reporting.attention import attention_plot
 from ..reporting.baselines import kept_baselines
-from ..reporting.claims import claim_sentences, claims_table
+from ..reporting.claims import claim_verdicts, claims_table
 from ..reporting.drawing import Plot
 from ..reporting.errors import errors_plot
 from ..reporting.forest import forest_plot
@@ -164,23 +164,24 @@ def _page(
 ) -> str:
     listed = read_list(folder)
     question = textwrap.fill(listed.get("question", ""), 120, break_on_hyphens=False)
-    lengths = [_lengths(*each) for each in zip(study.comparisons, measured, strict=True) if each[1]]
+    lengths = {here.name: _lengths(here, each) for here, each in zip(study.comparisons, measured, strict=True) if each}
     several, many = len(given := answers(found, outcome.reference)) > 1, len(study.comparisons) > 1
     take_offs = {here.name: _take_off(study, here, outcome.reference) for here in study.comparisons}
     told = {name: take_off_sentence(table) for name, table in take_offs.items() if table is not None}
     shared = [clause for clause in given[0].clauses if all(clause in each.clauses for each in given)] if several else []
-    own = [(answer.name, clause) for answer in given for clause in answer.clauses if clause not in shared]
-    sentences = {
-        "scores": [*((f"{name}: " if several else "") + clause for name, clause in own), *shared],
-        "lengths": [(f"{each.title}. " if len(lengths) > 1 else "") + holding(each) for each in lengths],
-        "take-off": [f"{name}: {sentence}" if many else sentence for name, sentence in told.items() if sentence],
+    own = [(each.name, [clause for clause in each.clauses if clause not in shared]) for each in given]
+    items = {
+        "scores": chain(*(_items(clauses, name if several else "") for name, clauses in own), _items(shared)),
+        "lengths": chain(
+            *(_items([holding(table)], name if len(lengths) > 1 else "") for name, table in lengths.items())
+        ),
+        "take-off": chain(*(_items([line], name if many else "") for name, line in told.items() if line)),
     }
     claims = [each for each in [claims_table(study, listed.get("claims", ()))] if each is not None]
-    verdicts = [sentence for table in claims for sentence in claim_sentences(table)]
-    first = sentences.pop(listed.get("outcome", OUTCOMES[0]))
-    clauses = [*first, *verdicts, *chain(*sentences.values())]
-    clauses += [nearest] if (nearest := nearest_published(found)) else []
-    results = "\n".join(f"- {as_markdown(line)}" for line in [*clauses, *study.legend().values()])
+    verdicts = chain(*(_items(found, claim) for table in claims for claim, found in claim_verdicts(table).items()))
+    first = items.pop(listed.get("outcome", OUTCOMES[0]))
+    last = _items([*filter(None, [nearest_published(found)]), *study.legend().values()])
+    results = "\n".join(f"- {item}" for item in [*first, *verdicts, *chain(*items.values()), *last])
     rows = outcome.rows if outcome.solved is None else outcome.solved.rows
     figure, *others = [_figure(file, plot) for file, plot in drawn.items()] or [""]
     legend = LEGEND if any(each.compared is not None for each in found) else ""
@@ -203,11 +204,20 @@ def _page(
         )
     parts += dict.fromkeys(filter(None, (comparison.augmented for comparison in study.comparisons)))
     details = [table_of(outcome) if len(rows) > MOST_ROWS else "", needed_sentence(found) or "", *others]
-    details += [_section(each) for each in [*lengths, *claims, *_further(study, outcome.reference, take_offs)]]
+    details += [_section(each) for each in [*lengths.values(), *claims, *_further(study, outcome.reference, take_offs)]]
     if any(details):
         parts += [DETAILS, *details, "</details>"]
     parts += _files(folder, searched="search" in listed)
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _items(clauses: Sequence[str], name: str = "") -> list[str]:
+    """Items of a Markdown list: one for each clause; several clauses with a name are a list below it."""
+    if not name or not clauses:
+        return [as_markdown(clause) for clause in clauses]
+    if len(clauses) == 1:
+        return [as_markdown(f"{name}: {clauses[0]}")]
+    return ["\n    - ".join(map(as_markdown, [f"{name}:", *clauses]))]
 
 
 def _section(table: Table) -> str:

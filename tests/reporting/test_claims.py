@@ -1,12 +1,13 @@
 """Claims in a study's list, and the verdicts on its page."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 from report_support import lengths, make_run, undrawn  # noqa: F401 (fixtures)
 
 from bearings.core.errors import UserError
-from bearings.reporting.claims import MOST_LISTED, Claim, claim_sentences, claims_table, verdict
+from bearings.reporting.claims import MOST_LISTED, Claim, claim_verdicts, claims_table, verdict
 from bearings.reporting.reading import read_study
 from bearings.reporting.study_list import read_list
 from bearings.reporting.tables import Table
@@ -146,6 +147,7 @@ def test_claims_about_several_comparisons_name_them(folder):
     page = (folder / "README.md").read_text()
     assert "| PoPE is better | jsb (steps=20) | -0.0" in page
     assert "| PoPE is better | jsb (steps=40) | -0.0" in page
+    assert re.search(r"\n- PoPE is better:\n    - jsb \(steps=20\): \w.*\n    - jsb \(steps=40\): \w", page)
 
 
 def test_verdicts():
@@ -181,10 +183,10 @@ def test_the_page_of_a_study_lists_its_claims(folder):
 
 def test_many_claims_are_counted():
     table = Table("claims", "Claims", {}, [{"verdict": "shown"}, *[{"verdict": "refuted"}] * MOST_LISTED], [])
-    (sentence,) = claim_sentences(table)
-    few = [{"claim": "a", "verdict": "shown"}] * MOST_LISTED
-    assert claim_sentences(Table("claims", "Claims", {}, few, [])) == ["a: shown"] * MOST_LISTED
-    assert sentence == f"Of {MOST_LISTED + 1} claims, listed under Details: {MOST_LISTED} refuted, 1 shown"
+    few = [{"claim": str(number), "verdict": "shown"} for number in range(MOST_LISTED)]
+    assert len(claim_verdicts(Table("claims", "Claims", {}, few, []))) == MOST_LISTED
+    many = {f"Of {MOST_LISTED + 1} claims, listed under Details": [f"{MOST_LISTED} refuted, 1 shown"]}
+    assert claim_verdicts(table) == many
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,18 @@ def test_a_page_has_a_question_an_answer_with_its_interval_and_one_figure(name):
     assert re.search(r"\d runs, about [\d,]+ minutes? of training on ", shown)
 
 
+def test_results_of_one_comparison_are_a_list_below_its_name(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs: [experiment=debug]\n")
+    for steps, encodings in ((20, ("rope", "pope", "fox")), (40, ("rope", "path"))):
+        for encoding in encodings:
+            make_run(tmp_path / "runs", encoding, 0, f"trainer.steps={steps}")
+    summary.write_summary(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "\n- jsb (steps=20):\n    - pope " in page
+    assert "\n    - fox " in page
+    assert "\n- jsb (steps=40): path " in page
+
+
 def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypatch):
     question = f"Why? {'x' * 100} is half-way between both."  # a line break after the hyphen would show as a space
     (tmp_path / "study.yaml").write_text(f"question: {question}\nruns: [experiment=debug]\n")
