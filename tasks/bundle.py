@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError, one_line
+from ..core.words import plural
 from ..domains.base import Domain
 from ..domains.records import Records
 from ..domains.unit_labels import unit_label
@@ -190,7 +191,12 @@ class Bundle:
         """Write a sample to `stem` plus its extension: `.txt`, `.fa` or `.mid`. Returns the paths.
 
         An extension that `stem` has already is not repeated.
+
+        Raises:
+            UserError: `item` is a list, which `sample` returns if `count` is given.
         """
+        if isinstance(item, list):
+            raise UserError(f"save: item is a list of {plural(len(item), 'sample')}: save each of them by itself")
         stem = Path(stem).expanduser()
         stem = stem.with_suffix("") if stem.suffix in EXTENSIONS else stem
         stem.parent.mkdir(parents=True, exist_ok=True)

@@ -145,6 +145,10 @@ def draw_samples(
             drawn = sample(model, start, tokens, seed=seed, forbidden=never, on_token=report, **settings)
         except ValueError as error:
             raise UserError(f"task.{error}") from error
+    if len(drawn) > 1 and bool((drawn == drawn[0]).all()):
+        session.console.print(
+            "all samples are the same; a higher temperature, top_k or top_p makes them differ", soft_wrap=True
+        )
     return torch.cat([prompt, drawn.cpu()], 1).tolist()
 
 

@@ -184,6 +184,12 @@ def test_an_extension_is_not_repeated(text, tmp_path):
     assert bundle.save("a cat", tmp_path / "v1.5") == [tmp_path / "v1.5.txt"]
 
 
+def test_a_list_of_samples_is_not_saved_as_one(text, tmp_path):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    with pytest.raises(UserError, match="a list of 2 samples: save each of them by itself"):
+        bundle.save(["a cat", "a dog"], tmp_path / "cats")
+
+
 def test_lazy_attributes():
     assert (REPOSITORY / "encodings" / "__init__.pyi").read_text() == stub(), "run python -m bearings.documentation"
     for line in (REPOSITORY / "encodings" / "__init__.pyi").read_text().splitlines()[2:]:

@@ -66,6 +66,15 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]
 
 
+def test_samples_that_are_all_the_same_are_not_a_surprise(tmp_path):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8", "task.samples=0"))
+    session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    for settings, expected in (({"temperature": 0}, True), ({"top_k": 1}, True), ({}, False)):
+        session.console = Console(file=io.StringIO(), width=200)
+        Generate(samples=3, tokens=32, **settings)(session)
+        assert ("all samples are the same; " in session.console.file.getvalue()) == expected
+
+
 def test_the_terminal_shows_the_continuation_of_a_prompt(tmp_path, monkeypatch):
     drawn = torch.tensor([1, 2, 3, 4]).repeat(20)
     monkeypatch.setattr("bearings.tasks.generate.sample", lambda model, prompt, tokens, **_: drawn.expand(2, -1))
