@@ -201,9 +201,9 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
     pairs = {key.removesuffix("_low") for row in flat for key in row if key.endswith("_low")}
     keys = dict.fromkeys(key for row in flat for key in row if key not in pairs)
     with written_whole(path) as file:
-        writer = csv.DictWriter(file, list(keys), extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows({key: _inert(value) for key, value in row.items()} for row in flat)
+        writer = csv.writer(file)
+        writer.writerow(keys)
+        writer.writerows([_inert(row.get(key)) for key in keys] for row in flat)
 
 
 def _inert(value: Any) -> Any:
