@@ -14,12 +14,13 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from .errors import several, shortened
 
 REQUIRED = inspect.Parameter.empty  # default of an option without a default
+LARGEST = 2**63  # integers must be smaller in absolute value, for PyTorch and for config.yaml
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(ge=0, lt=LARGEST)]
 Folder = Annotated[str, Field(min_length=1)]
 Place = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
 
@@ -78,9 +79,13 @@ class Option(NamedTuple):
         except ValidationError as error:
             faults = [*error.errors()]
         infinite = isinstance(value, float) and not math.isfinite(value)
+        schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
+        if not faults and isinstance(value, int) and abs(value) >= LARGEST:
+            return [f"{prefix}{self.name}={value}: its absolute value must be below {LARGEST:,}"]
+        if not faults and infinite and not schema:
+            return [f"{prefix}{self.name}={value}: it must be a finite number{self._or_null}"]
         if not (faults or infinite):
             return []
-        schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
         if not (faults or schema) or any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
             return type_problem(f"{prefix}{self.name}", value, self.kind)
         if schema["type"] == "integer":

@@ -30,7 +30,7 @@ BATCH = 1 << 21  # bytes of text tokenized at once: enough for all cores, but wi
 
 
 class Text(Corpus):
-    """Documents of text. Each begins with an end-of-text token, which is context only, and ends with one, a target.
+    """Documents of text. Each begins with a start token, which is context only, and ends with an end token, a target.
 
     So a model learns where documents end, and the nats of a document include its end. White space, line ends and all
     other bytes are preserved.

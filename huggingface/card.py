@@ -59,8 +59,7 @@ def card(
     parts = [
         _front_matter(names, tokenizer),
         f"# {title} on {names['domain']}\n",
-        f"A Transformer decoder with {transformer.parameter_count():,} parameters, trained with bearings, a toolkit "
-        "that compares positional encodings. The data are described below.\n",
+        f"{_origin(transformer, config)}\n",
         f"Positional encoding: {_described(about, title)}.\n",
         "## Use\n",
         _use(domain, names["domain"], form, tokenizer),
@@ -71,15 +70,28 @@ def card(
         _table(("split", "documents"), [(name, f"{n:,}") for name, n in manifest["store"]["documents"].items()]),
         f"The data have the sha256 `{manifest['store']['sha256']}` after tokenization, from these settings:\n",
         f"```json\n{json.dumps(config['content'], indent=2)}\n```\n",
-        "## Training\n",
-        _table(("setting", "value"), [*_settings("data", config), *_settings("optimizer", config), *_steps(config)]),
-        f"{_code(manifest)}\n",
-        "## Results\n",
-        _results(run, domain),
     ]
+    trained = config["trainer"]["steps"] > 0
+    if trained:
+        settings = [*_settings("data", config), *_settings("optimizer", config), *_steps(config)]
+        parts += ["## Training\n", _table(("setting", "value"), settings), f"{_code(manifest)}\n"]
+    parts += ["## Results\n", _results(run, domain, trained)]
     if not tokenizer:
         parts += ["## Token ids\n", _token_ids(domain, config)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _origin(transformer: Transformer, config: Mapping[str, Any]) -> str:
+    """What the model is, and the pretrained model that it started from or still is."""
+    what = f"A Transformer decoder with {transformer.parameter_count():,} parameters"
+    toolkit = "bearings, a toolkit that compares positional encodings"
+    if (given := config.get("pretrained")) is None:
+        return f"{what}, trained with {toolkit}. The data are described below."
+    original = f"`{given['name']}` (sha256 of its files' digests: `{given['sha256']}`)"
+    terms = "Its licence and its authors' terms apply."
+    if not config["trainer"]["steps"]:
+        return f"{what}: the pretrained model {original}, not trained further, as read by {toolkit}. {terms}"
+    return f"{what}: the pretrained model {original}, trained further on the data below with {toolkit}. {terms}"
 
 
 def _front_matter(names: Mapping[str, str], tokenizer: bool) -> str:
@@ -139,7 +151,8 @@ def _settings(group: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]
 
 
 def _steps(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for key in ("steps", "precision"):
+    stages = [key for key in ("anneal_steps", "match_steps", "distil_steps") if config["trainer"].get(key)]
+    for key in ("steps", *stages, "precision"):
         yield f"trainer.{key}", f"`{json.dumps(config['trainer'][key])}`"
     yield "seed", f"`{config['seed']}`"
 
@@ -157,7 +170,7 @@ def _code(manifest: Mapping[str, Any]) -> str:
     return f"Trained with commit `{code['commit']}` of bearings{changed}."
 
 
-def _results(run: RunDirectory, domain: Domain) -> str:
+def _results(run: RunDirectory, domain: Domain, trained: bool) -> str:
     rows, units = [], []
     for split in run.manifest["store"]["splits"][1:]:
         path = run.records(split)
@@ -170,7 +183,8 @@ def _results(run: RunDirectory, domain: Domain) -> str:
     if not rows:
         return "No split has been scored.\n"
     scored = _table(("split", "nats per token", *(f"bits per {unit}" for unit in units)), rows)
-    return f"{scored}\nEach target of a split is scored once. `valid` selected the checkpoint.\n"
+    selected = " `valid` selected the checkpoint." if trained else ""
+    return f"{scored}\nEach target of a split is scored once.{selected}\n"
 
 
 def _token_ids(domain: Domain, config: Mapping[str, Any]) -> str:

@@ -200,11 +200,13 @@ class TrainerOptions(Options):
     def check_together(self) -> None:
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("wandb=true: the package is not installed: pip install wandb, or use wandb=false")
-        anneal, staged = self.anneal_steps or 0, (self.match_steps or 0) + (self.distil_steps or 0)
-        if anneal > self.steps or staged > self.steps:
-            raise ValueError(
-                f"steps={self.steps}: it must be at least anneal_steps={anneal} and match_steps + distil_steps={staged}"
-            )
+        stages = {
+            "anneal_steps": self.anneal_steps or 0,
+            "match_steps + distil_steps": (self.match_steps or 0) + (self.distil_steps or 0),
+        }
+        for name, steps in stages.items():
+            if steps > self.steps:
+                raise ValueError(f"steps={self.steps}: it must be at least {name}={steps}")
         if self.context_parallel > 1 and (self.strategy != "ddp" or self.activation_checkpointing):
             raise ValueError(
                 f"context_parallel={self.context_parallel}: it needs strategy=ddp and activation_checkpointing=false"

@@ -56,6 +56,8 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         meant = f"did you mean {elsewhere[0]}={name}? " if elsewhere else ""
         return f"{group}={name}: {meant}{suggestions('' if meant else name, sorted(error.options))}"
     if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
+        if "--hydra-help" in sys.argv:
+            return "--hydra-help takes no settings: leave them out"
         key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
         choices, keys = _without(key, sys.argv[1:] if given is None else given)
         chosen = next((each for each in choices if each.startswith(f"{key.partition('.')[0]}=")), "")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from ..core.errors import several, shortened
+from ..core.errors import UserError, several, shortened
 from ..core.options import options_of, type_problem
 from ..core.plain_yaml import read_yaml
 from ..lightning_modules.options import DataOptions, EvaluationOptions
@@ -72,9 +72,8 @@ def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
         given = {key: value for key, value in config[group].items() if (key, value) not in idle}
         config[group] = {**_named_by(group, config["names"]), **given}
         if "_target_" not in config[group]:
-            raise ValueError(
-                f"{group}: no class is given, and configs/{group}/{config['names'][group]}.yaml does not exist"
-            )
+            lost = f"configs/{group}/{config['names'][group]}.yaml"
+            raise UserError(f"{group}: {lost}, which names its class, does not exist: put it back")
     return config
 
 

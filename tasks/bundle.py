@@ -88,6 +88,9 @@ class Bundle:
         domain: encodes text and files, and decodes ids.
         length: longest context for scoring, and longest prompt that the model sees, in tokens; `data.length` of a run.
         overlap: fraction of each window that is context for documents longer than `length`; `evaluation.overlap`.
+
+    Raises:
+        ValueError: `length` or `overlap` is outside its range, or model and domain differ in the number of token ids.
     """
 
     def __init__(
@@ -97,6 +100,11 @@ class Bundle:
         length: int = DataOptions.length,
         overlap: float = EvaluationOptions.overlap,
     ):
+        _refuse_below_1(length=length)
+        EvaluationOptions(overlap=overlap)
+        if isinstance(model, Transformer) and model.head.out_features != domain.vocabulary:
+            ids = f"the model has {model.head.out_features:,} token ids and the domain {domain.vocabulary:,}"
+            raise ValueError(f"{ids}: build the model with domain.vocabulary")
         self.model, self.domain, self.length, self.overlap = model, domain, length, overlap
 
     @property
@@ -273,7 +281,7 @@ def _path(item: object, domain: Domain) -> Path | None:
     if not isinstance(item, str | Path):
         raise UserError(
             f"an object of the type {type(item).__name__} is neither text nor a file: give a string, a pathlib.Path, "
-            "or to score several, a list of these"
+            "or to score several texts or files, a list of these"
         )
     if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
         place = os.path.expanduser(item)

@@ -59,5 +59,5 @@ def store_of(domain: Domain, files: Iterable[tuple[str, Iterator[tuple[str, np.n
                 writer.add(document, SPLIT, file, tokens, units)
             if not counted:
                 unit = domain.units[0]
-                raise UserError(f"{file} contains no {unit}, so bits per {unit} are undefined: leave out this file")
+                raise UserError(f"{file} contains no {unit}, so bits per {unit} are undefined: leave it out")
     return Store.open(directory)

@@ -121,7 +121,10 @@ class Report(Task):
         for trouble in study.troubles:
             console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
         for section in sections[:1]:
-            console.print(section.tables[0].on_console(BRIEF, groups=("domain", "split")))
+            table, *_ = section.tables
+            console.print(table.on_console(BRIEF, groups=("domain", "split")))
+            for note in table.notes:
+                console.print(note, soft_wrap=True)
             console.print()
         for line in study.legend().values():
             console.print(line, soft_wrap=True)

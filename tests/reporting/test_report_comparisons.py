@@ -117,12 +117,13 @@ def test_percentages_refer_to_the_paired_seeds_of_the_reference(tmp_path, report
     spoilt = make_run(tmp_path / "runs", "pope", 3)
     kept = Records.load(spoilt / "nll" / "test.npz")
     replace(kept, nats=3 * kept.nats).save(spoilt / "nll" / "test.npz")
-    more, _ = report()
+    more, printed = report()
     row = rows_of(more / "tables" / "across.csv")["pope"]
     assert float(row["nats_per_token"]) > 1.4 * float(full["nats_per_token"])
     assert row["difference"] == full["difference"]
     assert row["difference_percent"] == full["difference_percent"]
     assert (more / "report.md").read_text().count("seeds that both models have: pope less rope, 3 seeds.") == 1
+    assert printed.count("seeds that both models have: pope less rope, 3 seeds.") == 1
 
 
 def test_pairing_note_lists_each_difference_once(tmp_path, report):

@@ -254,7 +254,10 @@ def test_an_export_that_names_other_code_is_refused(tmp_path, group, target):
         ({"model": {"_args_": [1]}}, "model._args_: unknown key"),
         ({"encoding": {"dleta_init": "zero"}}, "encoding.dleta_init: unknown key; did you mean delta_init?"),
         ({"names": {"encoding": "../../x"}}, "names.encoding='../../x': it should be the name"),
-        ({"names": {"encoding": "gone"}}, "configs/encoding/gone.yaml does not exist"),
+        (
+            {"names": {"encoding": "gone"}},
+            "configs/encoding/gone.yaml, which names its class, does not exist: put it back",
+        ),
         ({"vocabulary": "12"}, "vocabulary='12': it should be a valid integer"),
         ({"domain": {"seed": "${oc.env:HOME}"}}, "domain.seed: .*interpolations are not allowed"),
     ],

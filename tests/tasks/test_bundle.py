@@ -184,6 +184,16 @@ def test_an_extension_is_not_repeated(text, tmp_path):
     assert bundle.save("a cat", tmp_path / "v1.5") == [tmp_path / "v1.5.txt"]
 
 
+def test_bundles_of_values_out_of_range_are_refused(text):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    for given in ({"length": 0}, {"length": 2.5}, {"overlap": 1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))}=.*: it must be"):
+            bearings.Bundle(bundle.model, bundle.domain, **given)
+    model = bearings.Transformer(5, bearings.encodings.RoPE, width=16, layers=1, heads=2)
+    with pytest.raises(ValueError, match=r"the model has 5 token ids and the domain .*: build the model with"):
+        bearings.Bundle(model, bundle.domain)
+
+
 def test_a_list_of_samples_is_not_saved_as_one(text, tmp_path):
     bundle = bearings.load(text.path / "export", device="cpu")
     with pytest.raises(UserError, match="a list of 2 samples: save each of them by itself"):

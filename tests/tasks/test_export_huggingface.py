@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from pretrained_support import hugging_face_folder
 from training_support import configured, go
 
 from bearings.core.errors import UserError
@@ -111,6 +112,20 @@ def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="Llama has RoPE only, and this model has RoPE"):
         export(run, format="llama", out=str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("steps", [0, 8])
+def test_the_model_card_names_the_pretrained_model(tmp_path, steps):
+    hugging_face_folder(tmp_path / "tiny-llama")
+    given = f"model.pretrained={tmp_path / 'tiny-llama'}"
+    run, _ = go(configured(tmp_path, "encoding=rope", given, "model.dropout=0", f"trainer.steps={steps}"))
+    export(run, format="hf")
+    card = (run.path / "export-hf" / "README.md").read_text()
+    assert "the pretrained model `tiny-llama` (sha256 of its files' digests: `" in card
+    assert ("not trained further" in card) == ("## Training" not in card) == (steps == 0)
+    assert ("`valid` selected the checkpoint" in card) == (f"| trainer.steps | `{steps}` |" in card) == (steps > 0)
+    assert "trainer.match_steps" not in card
+    assert "| test | " in card
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
