@@ -78,20 +78,18 @@ class Option(NamedTuple):
             faults: list[Any] = []
         except ValidationError as error:
             faults = [*error.errors()]
-        infinite = isinstance(value, float) and not math.isfinite(value)
-        schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
         if not faults and isinstance(value, int) and abs(value) >= LARGEST:
             return [f"{prefix}{self.name}={value}: its absolute value must be below {LARGEST:,}"]
-        if not faults and infinite and not schema:
-            return [f"{prefix}{self.name}={value}: it must be a finite number{self._or_null}"]
+        infinite = isinstance(value, float) and not math.isfinite(value)
         if not (faults or infinite):
             return []
-        if not (faults or schema) or any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
+        if any(each["type"] not in OUTSIDE or each["loc"] for each in faults):
             return type_problem(f"{prefix}{self.name}", value, self.kind)
-        if schema["type"] == "integer":
+        schema = next((each for each in _schemas(self.kind) if _bounds(each)), {})
+        if infinite:
+            within = f"be a finite number {_bounds(schema)}".rstrip()
+        elif schema["type"] == "integer":
             within = f"be {OUTSIDE[faults[0]['type']]} {next(iter(faults[0]['ctx'].values())):,}"
-        elif infinite:
-            within = f"be a finite number {_bounds(schema)}"
         else:
             value, within = float(value), f"be {_bounds(schema)}"
         return [f"{prefix}{self.name}={value}: it must {within}{self._or_null}"]

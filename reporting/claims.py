@@ -113,7 +113,7 @@ def claim_verdicts(table: Table) -> dict[str, list[str]]:
         return {f"Of {len(table.rows)} claims, listed under Details": [verdicts]}
     found: dict[str, list[str]] = {}
     for row in table.rows:
-        place = f"{row['domain']}: " if {"domain"} <= table.columns.keys() & row.keys() else ""
+        place = f"{row['domain']}: " if "domain" in table.columns and "domain" in row else ""
         measured = ", ".join(row[key] for key in ("measured", "interval") if key in row)
         found.setdefault(row["claim"], []).append(f"{place}{row['verdict']}{f' ({measured})' if measured else ''}")
     return found

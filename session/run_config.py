@@ -50,6 +50,7 @@ def read_config(file: Path, groups: Sequence[str] = GROUPS) -> dict:
         OSError: the file cannot be read.
         KeyError: a group or key is missing.
         ValueError: the file is not a configuration; the message is one line.
+        UserError: the named file in configs/ of a group without a `_target_` does not exist.
     """
     config = read_yaml(file)
     if not isinstance(config, dict):
