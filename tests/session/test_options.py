@@ -12,7 +12,7 @@ from conftest import REPOSITORY
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from bearings.core.options import Count, Options, defaults_of, explanations, options_of
+from bearings.core.options import Count, Option, Options, defaults_of, explanations, options_of
 from bearings.encodings.options import PoPEOptions, RoPEOptions, TAPEOptions
 from bearings.encodings.options.base import Scaling
 from bearings.session.overrides import choices_of
@@ -142,6 +142,18 @@ class Toy(Options):
 def test_options_are_checked_all_at_once(given, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Toy(**given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (float, float("nan"), "loyalty=nan: it must be a finite number"),
+        (float | None, float("-inf"), "loyalty=-inf: it must be a finite number, or null"),
+        (int, -(2**63), f"loyalty={-(2**63)}: its absolute value must be below 9,223,372,036,854,775,808"),
+    ],
+)
+def test_options_without_a_range_are_finite(kind, value, message):
+    assert Option("loyalty", kind, 0, "").problems(value) == [message]
 
 
 def test_options_say_what_they_accept():
