@@ -13,6 +13,7 @@ from .study import Comparison
 from .tables import at_least, p_value, percentages, with_sign, wrong
 
 MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
+IN_ALL = 12  # clauses of several results
 APART = 2  # encodings with the same verdict that still have a clause each
 LEGEND = "Differences are in % of the reference's nats/token; lower is better. 95 % intervals are in parentheses."
 
@@ -43,8 +44,12 @@ def answers(found: Sequence[Score], reference: str) -> list[Answer]:
     places: dict[tuple[str, str], list[Score]] = {}
     for score in found:
         places.setdefault((score.comparison.name, score.split), []).append(score)
+    compared = sum(each.chosen and not each.is_reference and not each.part for each in found)
+    most = MOST if compared <= IN_ALL or len(places) == 1 else APART
     results = [
-        Answer(title_of(scores[0]), [*_clauses(scores, reference, len(places)), *_same_models(scores[0].comparison)])
+        Answer(
+            title_of(scores[0]), [*_clauses(scores, reference, len(places), most), *_same_models(scores[0].comparison)]
+        )
         for scores in places.values()
     ]
     return [result for result in results if result.clauses]
@@ -56,8 +61,8 @@ def title_of(score: Score) -> str:
     return f"{score.comparison.name}, {score.split}" if several else score.comparison.name
 
 
-def _clauses(scores: Sequence[Score], reference: str, places: int) -> list[str]:
-    """The clauses of one of `places` comparisons and splits."""
+def _clauses(scores: Sequence[Score], reference: str, places: int, most: int) -> list[str]:
+    """The clauses of one of `places` comparisons and splits; of more than `most` encodings, some share one."""
     references = [each for each in scores if each.is_reference]
     compared = [each for each in scores if each.chosen and not each.is_reference]
     if compared and compared[0].against is None:
@@ -74,7 +79,7 @@ def _clauses(scores: Sequence[Score], reference: str, places: int) -> list[str]:
         return solved or [f"only {_listed(references)}, nothing to compare {them} with"]
     best_first = [each for each in sorted(compared, key=lambda each: each.nats.value) if not each.part]
     undecided = [each for each in best_first if not _decided(each)]
-    few = len(best_first) <= MOST
+    few = len(best_first) <= most
     if all(each.solving for each in scores) and ((len(undecided) > 1 and not few) or (undecided and places > 1)):
         solvers = _solvers([*references, *best_first], undecided)
         return [solvers, *(_clause(each) for each in best_first if _decided(each))]

@@ -45,11 +45,14 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     drawn = []
     for block in range(-(-RESAMPLES // rows)):
         weights = _resamples(groups, rows, block)
-        size, first = weights @ sizes, residuals @ weights.T
+        # Not `@`: for so few rows, the threads of BLAS take longer, and their number would decide the last digits.
+        sums = np.stack([residuals, residuals**2, residuals * sizes])
+        first, around, crossed = np.einsum("k...g,gr->k...r", sums, weights)
+        size, own = np.einsum("kg,gr->kr", np.stack([sizes, sizes**2]), weights)
         ratio = first / size
         # Sum of squared residuals from each resample's own ratio.
-        around, own = (residuals**2) @ weights.T, ratio**2 * (weights @ sizes**2)
-        squares = around - 2 * ratio * ((residuals * sizes) @ weights.T) + own
+        own = ratio**2 * own
+        squares = around - 2 * ratio * crossed + own
         squares[squares < ROUNDING * (around + own)] = 0
         error = np.sqrt(squares * groups / (groups - 1)) / size
         drawn.append(np.divide(ratio, error, out=np.zeros_like(ratio), where=error > 0))
@@ -58,10 +61,10 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _resamples(groups: int, rows: int, block: int) -> np.ndarray:
-    """How often each resample of a block contains each cluster, `[rows, G]`; the same for all models of a table."""
+    """How often each resample of a block contains each cluster, `[G, rows]`; the same for all models of a table."""
     drawn = np.random.default_rng([groups, block]).integers(groups, size=(rows, groups))
-    drawn += groups * np.arange(rows)[:, None]
-    return np.bincount(drawn.ravel(), minlength=rows * groups).reshape(rows, groups).astype(np.float64)
+    places = rows * drawn + np.arange(rows)[:, None]
+    return np.bincount(places.ravel(), minlength=groups * rows).reshape(groups, rows).astype(np.float64)
 
 
 def cluster_errors(means: np.ndarray, sizes: np.ndarray):

@@ -145,12 +145,12 @@ def holding(table: Table) -> str:
     counted = f"{len(held)} of {len(rows)}"
     never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} % beyond the trained length"
     sentence = f"{never}, without extensions ({counted}): {', '.join(held) or 'none'}."
-    loss, listed = ("the loss", rows) if len(rows) <= MOST_CHANGES else ("their loss", holds)
+    change, listed = ("Change", rows) if len(rows) <= MOST_CHANGES else ("Their change", holds)
     changes = [f"{parenthesised(row['model'])} {_in_words(row)}" for row in listed if "change" in row]
     if not changes or len(changes) > MOST_CHANGES:
         return sentence
     longest = max(int(key.removeprefix("at_")) for row in rows for key in row if key.startswith("at_"))
-    return f"{sentence} Change of {loss} at {longest:,} tokens: {', '.join(changes)}."
+    return f"{sentence} {change} at {longest:,} tokens: {', '.join(changes)}."
 
 
 def _in_words(change: Row) -> str:

@@ -61,16 +61,16 @@ def test_sentence_about_models_that_never_fail(crowd):
     measured = {**lengths_of(comparison, "test")}
     count = len(ENCODINGS)
     sentence = "Models whose loss never rises by more than 1 % beyond the trained length, without extensions"
-    assert holding(lengths_table(measured, "")).startswith(f"{sentence} (0 of {count}): none. Change of the loss at ")
+    assert holding(lengths_table(measured, "")).startswith(f"{sentence} (0 of {count}): none. Change at ")
     lengths(Path(comparison.contestants[0].runs[0].path), worse=0.0)
     lengths(Path(comparison.contestants[0].runs[1].path), worse=0.0)
     name = comparison.contestants[0].label
     again = lengths_table(lengths_of(comparison, "test"), "")
-    assert holding(again).startswith(f"{sentence} (1 of {count}): {name}. Change of the loss at ")
+    assert holding(again).startswith(f"{sentence} (1 of {count}): {name}. Change at ")
     assert f": {name} 0.0 %, " in holding(again)
     many = replace(again, rows=[*again.rows, *again.rows])
     length = max(int(key.removeprefix("at_")) for row in again.rows for key in row if key.startswith("at_"))
-    changes = f"Change of their loss at {length:,} tokens: {name} 0.0 %, {name} 0.0 %."
+    changes = f"Their change at {length:,} tokens: {name} 0.0 %, {name} 0.0 %."
     assert holding(many) == f"{sentence} (2 of {2 * count}): {name}, {name}. {changes}"
     crowded = replace(again, rows=[row for row in again.rows if row["model"] == name] * (MOST_CHANGES + 1))
     assert "Change" not in holding(crowded)

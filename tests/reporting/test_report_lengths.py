@@ -65,9 +65,7 @@ def test_changes_of_few_models_have_their_intervals_over_seeds(tmp_path):
     for seed in range(3):
         lengths(make_run(tmp_path / "runs", "rope", seed), worse=0.1 * seed, forms=("none",))
     found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
-    assert holding(lengths_table(found, "")).endswith(
-        " Change of the loss at 128 tokens: rope +10.0 % (-14.8 to +34.8)."
-    )
+    assert holding(lengths_table(found, "")).endswith(" Change at 128 tokens: rope +10.0 % (-14.8 to +34.8).")
 
 
 def test_a_model_that_fails_far_beyond_the_others_leaves_only_its_own_panel(tmp_path):
@@ -113,7 +111,7 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
     held = (
         "Models whose loss never rises by more than 1 % beyond the trained length, without extensions (1 of 3): pope."
     )
-    assert holding(table) == f"{held} Change of the loss at 128 tokens: pope 0.0 %."
+    assert holding(table) == f"{held} Change at 128 tokens: pope 0.0 %."
     assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
 
 
@@ -156,7 +154,7 @@ def test_a_model_holds_only_if_no_seed_fails_without_an_extension(tmp_path):
         for seed, worse in enumerate(levels):
             lengths(make_run(tmp_path / "runs", encoding, seed), worse=worse)
     found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
-    held, _, changes = holding(lengths_table(found, "")).partition(" Change of the loss")
+    held, _, changes = holding(lengths_table(found, "")).partition(" Change")
     assert held.endswith(", without extensions (1 of 3): rope.")
     assert "pope +25.0 %" in changes
     assert "(" not in changes  # two seeds are too few for intervals
