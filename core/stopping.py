@@ -1,17 +1,18 @@
-"""Handles SIGINT and SIGTERM: the program and its worker processes end with one line and status 130."""
+"""Handles SIGINT, SIGTERM and SIGHUP: the program and its worker processes end with one line and status 130."""
 
 import multiprocessing
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 
 from . import launcher
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one when a terminal or SSH session is closed
 STATUS = 130
 AGAIN = 1.0  # seconds: `timeout` signals a process and then its group, so one request arrives twice
 
@@ -20,11 +21,15 @@ _resumes = True  # whether the command that runs goes on where it was stopped
 _since: float | None = None  # time of the first signal
 
 
+def heard() -> list[int]:
+    """SIGNALS without those that the parent process set to be ignored, as `nohup` and shells do."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
 def listen() -> None:
-    """Install the handler for SIGNALS, except for signals that the parent process set to be ignored."""
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, handle)
+    """Install the handler for the signals that are `heard`."""
+    for number in heard():
+        signal.signal(number, handle)
 
 
 def begin(resumes: bool) -> None:
@@ -39,9 +44,18 @@ def begin(resumes: bool) -> None:
     _begun, _resumes = True, resumes
 
 
+def leave_terminal(number: int) -> None:
+    """After SIGHUP, discard output to the terminal: it is closed, and an error would come before the checkpoint."""
+    for stream in (1, 2) if number == signal.SIGHUP else ():
+        with suppress(OSError):  # closed by the caller
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
 def handle(number: int, frame: object) -> None:
     """Handler of SIGNALS: raise KeyboardInterrupt once. If that does not end the program, the next signal does."""
     global _since
+    leave_terminal(number)
     if not _begun:
         print_stopped()
         os._exit(STATUS)

@@ -1,7 +1,6 @@
 """Ends the run when a rank dies: with NCCL the others would wait for it until a timeout of many minutes."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from ..core.errors import UserError
 from .internals import observe_children
 
 EVERY, GRACE = 0.5, 10.0  # seconds between checks, and for this process to end with its own message
-STOPPED = (stopping.STATUS, -signal.SIGINT, -signal.SIGTERM)  # negative: killed before `stopping.listen` ran
+STOPPED = (stopping.STATUS, *(-number for number in stopping.SIGNALS))  # negative: killed before `stopping.listen` ran
 
 
 def watch_ranks(trainer: Trainer) -> None:

@@ -103,16 +103,17 @@ class Absent:
         return "seed" in self.asked and _fits(self.asked, {**_settings(run), "seed": seed})
 
 
-def absent(folder: Path, runs: Sequence[Run]) -> list[Absent]:
-    """Runs that the study in `folder` lists but `runs` lacks; each of `runs` accounts for one.
+def absent(folder: Path, runs: Sequence[Run]) -> tuple[list[Absent], int]:
+    """Runs that the study in `folder` lists but `runs` lacks, and the number of `runs` that it does not list.
 
-    A record can fit several lines, because a line leaves out settings of its experiment. Records are assigned such that
-    as many lines as possible have one, those with more settings first.
+    Each of `runs` accounts for one line. A record can fit several lines, because a line leaves out settings of its
+    experiment. Records are assigned such that as many lines as possible have one, those with more settings first.
     """
     lines = [[*given, *(chosen or ())] for given, chosen in listed(folder)]
     wanted = [_asked(line) for line in lines]
     recorded = _recorded(wanted, [*map(len, lines)], runs)
-    return [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
+    lacking = [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
+    return lacking, len(runs) - len(recorded)
 
 
 def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:

@@ -77,7 +77,8 @@ def read_study(folders: Sequence[Path]) -> Study:
     read = _read_all(places)
     runs = [each for each in read if isinstance(each, Run)]
     troubles += [each for each in read if isinstance(each, Trouble)]
-    listed = {place: absent(place, [run for run in runs if run.listed.place == place]) for place in lists}
+    against = {place: absent(place, [run for run in runs if run.listed.place == place]) for place in lists}
+    listed = {place: lacking for place, (lacking, _) in against.items()}
     troubles += broken.values()
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no runs found; train some with task=train first")
@@ -100,7 +101,8 @@ def read_study(folders: Sequence[Path]) -> Study:
         # Settings among which a study chooses, or under which it repeats a test, do not make another model.
         same = {RATE, *here.searched, *here.variants} - {*here.compare}
         unmade[place] = unmade_models(place, own, same)
-    return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade)
+    unlisted = sum(number for _, number in against.values())
+    return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade, unlisted)
 
 
 def _listed(place: Path | None, lists: Mapping[Path, Mapping[str, Any]]) -> Listed:

@@ -16,6 +16,7 @@ from .naming import settings_of, short, without_digests
 
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
+UNREAD = ("unreadable", "incomplete", REFUSED)  # states of runs whose records may be whole once a fault is mended
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 MOST_IN_NAME = 2  # settings
 
@@ -227,12 +228,14 @@ class Study:
     Attributes:
         packed: runs of packed studies, by place.
         unmade: number of models that a study lists and that have too few seeds for a test yet, by the study's folder.
+        unlisted: number of runs in the folders of studies that do not list them.
     """
 
     comparisons: Sequence[Comparison]
     troubles: Sequence[Trouble]
     packed: Mapping[str, PackedPath] = field(default_factory=dict)
     unmade: Mapping[Path, int] = field(default_factory=dict)
+    unlisted: int = 0
 
     @property
     def runs(self) -> list[Run]:

@@ -30,7 +30,7 @@ from ..reporting.reading import read_study
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score, study_scores
 from ..reporting.statistics import FEWEST_SEEDS
-from ..reporting.study import Comparison, Study
+from ..reporting.study import MISSING, UNREAD, Comparison, Study
 from ..reporting.study_list import LIST, OUTCOMES, read_list
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign, write_csv
 from ..reporting.take_off import take_off_plot, take_off_sentence, take_off_table
@@ -78,8 +78,16 @@ def recorded() -> list[str]:
 
 
 def write_summary(folder: Path) -> Outcome:
-    """Write README.md, its plots and results.csv of the study in `folder`. Returns its outcome."""
+    """Write README.md, its plots and results.csv of the study in `folder`. Returns its outcome.
+
+    Raises:
+        UserError: records cannot be read; the files are left as they are.
+    """
     study = read_study([folder])
+    if unread := [trouble for trouble in study.troubles if trouble.state in UNREAD]:
+        first, *others = unread
+        more = f", as {plural(len(others), 'other')}" if others else ""
+        raise UserError(f"{first.place}: {first.why}{more}: the page in {folder} is not written without these records")
     found = study_scores(study, reference_of(folder))
     measured = measured_of(study)
     outcome = outcome_of(folder, study, found, measured)
@@ -190,6 +198,12 @@ def _page(
         missing = {trouble.place for trouble in study.troubles if trouble.why == NO_RECORD}
         lost = "".join(f", all with {each}" for each in unrecorded_values(folder, missing))
         parts.append(f"Listed runs without a record: {outcome.missing}{lost and ', among them'}{lost[1:]}.")
+    if study.unlisted:
+        are = "is not listed" if study.unlisted == 1 else "are not listed"
+        parts.append(f"{plural(study.unlisted, 'run')} in the tables {are} in {LIST}.")
+    troubles = (each for each in study.troubles if each.state != MISSING)
+    left_out = [f"{each.place.removeprefix(f'{folder}/')} ({each.why})" for each in troubles]
+    parts.append(f"Records that are not in the tables: {'; '.join(left_out)}." if left_out else "")
     parts.append(table_of(outcome) if len(rows) <= MOST_ROWS else "")
     parts += [*_baselines(study), as_markdown(edges_of_grids(folder) or ""), figure]
     if "would_change" in listed:

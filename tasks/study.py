@@ -82,7 +82,7 @@ class Study(Task):
             settings.append(as_setting("stores", stores))
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
-        if not self.dry and pack(folder):  # records of another machine, which this one may be unable to train
+        if packed := not self.dry and pack(folder) > 0:  # records of another machine, which this one may not train
             _report(session, folder)
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
         planned = plan(folder, runs, settings)
@@ -114,7 +114,7 @@ class Study(Task):
 
         limit, gpus = max(0.0, end - time.monotonic()), gpus_for(todo)
         failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus, self.seeds, after)
-        if pack(folder):
+        if pack(folder) or not (todo or packed):  # the question or the claims may have changed
             _report(session, folder)
         if searches:  # those that have ended are runs by now
             planned = plan(folder, runs, settings)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end the program in one line at any time."""
+"""SIGINT, SIGTERM and SIGHUP end the program in one line at any time."""
 
 import os
 import signal
@@ -85,6 +85,38 @@ runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", LINE)
 
 
+def test_work_is_cleaned_up_after_the_terminal_was_closed(tmp_path):
+    script = f"""
+import time
+from pathlib import Path
+from bearings.core import stopping
+from bearings.session.explaining import one_line_errors
+stopping.listen()
+stopping.begin(resumes=True)
+with one_line_errors():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("writing the checkpoint", flush=True)
+        Path({str(tmp_path / "checkpoint")!r}).write_text("whole")
+"""
+    ours, theirs = os.openpty()
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert os.read(ours, 5) == b"ready"
+    os.close(ours)
+    child.send_signal(signal.SIGHUP)
+    assert child.wait(60) == 130
+    assert (tmp_path / "checkpoint").read_text() == "whole"
+
+
+def test_a_signal_that_the_parent_process_ignores_is_not_heard(begun):
+    assert signal.SIGHUP in stopping.heard()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    assert signal.SIGHUP not in stopping.heard()
+
+
 def test_a_task_that_cannot_resume_does_not_say_that_it_does(begun, capsys, monkeypatch):
     monkeypatch.setattr(stopping, "_resumes", True)
     stopping.begin(resumes=False)
@@ -98,4 +130,5 @@ def test_helper_processes_do_not_receive_the_signals():
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "SIGINT" in done.stdout
     assert "SIGTERM" in done.stdout
+    assert "SIGHUP" in done.stdout
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(stopping.SIGNALS)

@@ -231,9 +231,35 @@ def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypa
     assert "Why?" in page
     assert "**What would change the answer.** More seeds." in page
     before = {path: path.read_bytes() for path in (tmp_path / "study").iterdir()}
-    assert command("study=study") == "1 of 1 runs are finished\n"
+    assert command("study=study").splitlines() == ["1 of 1 runs are finished", "wrote study/README.md"]
     command("study=study", "task.report=true")
     assert {path: path.read_bytes() for path in (tmp_path / "study").iterdir()} == before
+    listed = (tmp_path / "study" / "study.yaml").read_text()
+    (tmp_path / "study" / "study.yaml").write_text(listed.replace("Why?", "What?"))
+    command("study=study")
+    assert "What?" in (tmp_path / "study" / "README.md").read_text()
+    (tmp_path / "study" / "study.yaml").write_text(listed.replace("seed=0", "seed=1"))
+    command("study=study", "task.report=true")
+    page = (tmp_path / "study" / "README.md").read_text()
+    assert "1 run in the tables is not listed in study.yaml." in page
+    assert "Listed runs without a record: 1, among them" in page
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_page_is_left_as_it_is_if_records_cannot_be_read(tmp_path, command):
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
+    for seed in (0, 1):
+        made = make_run(tmp_path / "made", "rope", seed)
+        keeping.keep_in_study(made, study / "runs" / "jsb" / "rope" / made.name)
+    command("study=study", "task.report=true")
+    before = {name: (study / name).read_bytes() for name in ("README.md", "results.csv")}
+    lost = next(study.glob("runs/jsb/rope/*-s0/nll/test.npz"))
+    lost.unlink()
+    with pytest.raises(UserError, match=r"-s0: finished, but nll/test.npz is missing: the page"):
+        command("study=study", "task.report=true")
+    assert {name: (study / name).read_bytes() for name in before} == before
 
 
 def test_records_of_other_data_count_and_are_named(tmp_path, command):
