@@ -48,6 +48,8 @@ class Claim(Options):
     def check_together(self) -> None:
         if [self.split, self.context, self.times].count(None) != 2 or (self.than is None and self.context is None):
             raise ValueError(f"claims, {self.model}: give context, or than with one of split, context and times")
+        if self.times == 1:
+            raise ValueError(f"claims, {self.model}: times=1 is the trained length: give a larger number")
 
 
 def read_claims(given: Any) -> list[Claim]:
@@ -187,19 +189,24 @@ def _scores(comparison: Comparison, claim: Claim, contestant: Contestant) -> dic
         shared = trained.keys() & longest.keys()
         return {seed: PER_CENT * (longest[seed] / trained[seed] - 1) for seed in sorted(shared)}
     if claim.split is None:
-        return _in_context(comparison, contestant, claim.context)
+        return _in_context(comparison, contestant, claim.context, beyond=claim.than is None)
     runs = contestant.runs.items()
     return {seed: run.records[claim.split].nats_per_token for seed, run in runs if claim.split in run.records}
 
 
 def _in_context(
-    comparison: Comparison, contestant: Contestant, context: int | None, times: int = 1
+    comparison: Comparison, contestant: Contestant, context: int | None, times: int = 1, beyond: bool = False
 ) -> dict[int, float]:
-    """Nats per token of the first split in contexts of this length, or of `times` the trained length, by seed."""
+    """Nats per token of the first split in contexts of this length, or of `times` the trained length, by seed.
+
+    Nothing if the context is to be `beyond` the trained length and is not.
+    """
     found = {}
     for seed, run in contestant.runs.items():
         rows = read_lengths(run.directory.extrapolation(comparison.splits[0]))
         by_context = nats_by_context(rows, PLAIN)
-        if rows and (length := context or times * rows[0]["trained"]) in by_context:
+        trained = rows[0]["trained"] if rows else 0
+        length = context or times * trained
+        if length in by_context and (length > trained or not beyond):
             found[seed] = by_context[length]
     return found

@@ -19,6 +19,7 @@ from .tables import Row, Table, interval, with_sign
 
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
 PLAIN = "none"  # the frequencies used in training
+NOT_UP_TO = "not up to"  # a context: the loss does not rise so far, and longer contexts were not scored
 MOST_CHANGES = 12  # models whose changes a sentence lists
 FOLDED = 30  # rows above which the page shows only the title of the table
 TOLERANCE = 0.01  # a model fails where nats/token exceed those at the trained length by more than this share
@@ -140,6 +141,8 @@ def holding(table: Table) -> str:
     With more than MOST_CHANGES models, changes are listed only for those that never fail, if these are few enough.
     """
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
+    if all(row["fails"].startswith(NOT_UP_TO) for row in rows):
+        return "No context beyond the trained length was scored."
     holds = [row for row in rows if row["fails"] == "never"]
     held = [parenthesised(row["model"]) for row in holds]
     counted = f"{len(held)} of {len(rows)}"
@@ -220,7 +223,7 @@ def lengths_table(
     for row, curves in zip(rows, curves_of, strict=True):
         trained = found[row["model"]][0][0]["trained"]
         reached = max(curves[0])
-        held = "never" if reached == longest > trained else f"not up to {reached:,}"
+        held = "never" if reached == longest > trained else f"{NOT_UP_TO} {reached:,}"
         if held == "never":
             row |= _change([100 * (curve[longest] / curve[trained] - 1) for curve in curves])
         fails = {failure_point(curve, trained) for curve in curves}
@@ -253,7 +256,7 @@ def lengths_table(
         "higher than at the trained length; several values if seeds differ.",
         "Change at the longest: of nats/token in the longest context, relative to the trained length.",
     ]
-    if any("not up to" in row["fails"] for row in rows):
+    if any(NOT_UP_TO in row["fails"] for row in rows):
         notes.append("Not up to: the loss does not rise so far, and longer contexts were not scored.")
     if left_out:
         notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")

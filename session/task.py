@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
+    from ..domains.base import Domain
     from .session import Session
 
 
@@ -36,6 +37,10 @@ class Task(ABC):
             trained: the run's `data.length`.
         """
         return set()
+
+    def refusal(self, domain: "Domain") -> str | None:
+        """Why the task cannot be carried out for runs on `domain`; None if it can."""
+        return None
 
     @abstractmethod
     def __call__(self, session: "Session") -> None:

@@ -15,6 +15,7 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, suggestions
+from ..domains.base import Domain
 from ..reporting.lines import as_written, expanded, searched_run, without_seed, words_of
 from ..reporting.naming import short
 from ..reporting.packed import read_packed
@@ -77,15 +78,20 @@ class Alike:
 
     Attributes:
         config: their configuration, with the data's digests and the seed of the first.
-        splits: names of their test splits; claims with a context are about the first.
+        domain: their domain; claims with a context are about its first test split.
         checked: whether a session has been made of it, as in training.
         search: the search that chooses their settings, if that is still to do.
     """
 
     config: Mapping[str, Any]
-    splits: Sequence[str]
+    domain: Domain
     checked: bool = False
     search: Searched | None = None
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """Names of their test splits."""
+        return self.domain.splits[2:]
 
 
 class Planning:
@@ -155,7 +161,7 @@ class Planning:
                 session = Session(matched({**config, **self._contents.get(domain, {})}))
                 session.identify()
                 self._contents[domain] = {"content": session.config["content"]}
-                self._alike[unseeded] = Alike(session.config, session.domain.splits[2:])
+                self._alike[unseeded] = Alike(session.config, session.domain)
         return self._alike[unseeded]
 
     def _refuse_repeated(self, line: str, path: Path) -> None:
@@ -180,6 +186,8 @@ class Planning:
         for then, (configuration, task) in zip(self.then, self._followed[names], strict=True):
             with _named(self.folder, then):
                 configuration_for(run, configuration, words_of(then))
+                if why := task.refusal(alike.domain):
+                    raise UserError(why)
             contexts = task.possible_contexts(alike.splits[0], config["data"]["length"])
             self._scored[config["names"]["encoding"]] |= contexts
 

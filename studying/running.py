@@ -28,6 +28,7 @@ class Running:
     Attributes:
         began: when the first command was started.
         since: when this command was started.
+        logged: size of the log at that time, in bytes.
         kept: number of runs whose records have been kept, in the order of `runs`.
         failed: whether keeping the next run's records failed; only `settle` tries again.
     """
@@ -38,6 +39,7 @@ class Running:
     stage: int = 0
     began: float = field(default_factory=time.monotonic)
     since: float = 0.0
+    logged: int = 0
     kept: int = 0
     failed: bool = False
     process: subprocess.Popen | None = None
@@ -60,6 +62,7 @@ class Running:
         if self.gpu is not None:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": self.gpu}
         with open(self.log, "ab") as log:
+            self.logged = log.tell()
             self.process = subprocess.Popen(  # noqa: S603 (main.py without a shell; `plan` has checked its settings)
                 commands(self.runs)[self.stage], stdout=log, stderr=log, env=environment, start_new_session=True
             )
@@ -195,8 +198,9 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
         commit: commit of the source.
     """
     if code := ended.started.returncode:
-        lines = ended.log.read_text(errors="replace").strip().splitlines()
-        # The last line of a killed process, which had no time to write one, may be from an earlier attempt.
+        lines = ended.log.read_bytes()[ended.logged :].decode(errors="replace").strip().splitlines()
+        # Another process that trains the same run may have written to the log since.
+        lines = [line for line in lines if line.startswith(UserError.prefix)] or lines
         why = f"killed by signal {-code}" if code < 0 else lines[-1] if lines else "no output"
         return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {why} ({ended.log})"
     if ended.last:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import UserError, suggestions
 from ..core.progress import shown
+from ..domains.base import Domain
 from ..domains.items import Items
 from ..domains.text import Text
 from ..lightning_modules.likelihood import continuation_nats
@@ -50,13 +51,14 @@ class Benchmark(Task):
             raise ValueError(f"path={given.path}: no such file or folder")
         self.chosen, self.limit, self.prefix = given.benchmarks is not None, given.limit, given.prefix
 
+    def refusal(self, domain: Domain) -> str | None:
+        allowed = "task=benchmark scores models trained with domain=text or domain=openwebtext"
+        return None if isinstance(domain, Text) else f"domain {domain.name} is not text: {allowed}"
+
     def __call__(self, session: Session) -> None:
         run, domain = RunDirectory.open(session.config["run"]).trained(), session.domain
         if not isinstance(domain, Text):
-            raise UserError(
-                f"run={run.path}: domain {domain.name} is not text: task=benchmark scores models trained with "
-                "domain=text or domain=openwebtext"
-            )
+            raise UserError(f"run={run.path}: {self.refusal(domain)}")
         refuse_unfinished(run)
         _, transformer = session.trained(run)
         found: dict[str, Items] = {}

@@ -8,6 +8,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.progress import shown
 from ..domains import variants
+from ..domains.base import Domain
 from ..domains.genome import Genome
 from ..domains.items import Items
 from ..lightning_modules.variants import variant_nats
@@ -39,10 +40,14 @@ class Variants(Task):
         self.genome = None if given.genome is None else paths_of(given.genome, "genome", folders=True)
         self.window = given.window
 
+    def refusal(self, domain: Domain) -> str | None:
+        allowed = "give a run of domain=genome"
+        return None if isinstance(domain, Genome) else f"domain {domain.name} has no bases: {allowed}"
+
     def __call__(self, session: Session) -> None:
         run, domain = RunDirectory.open(session.config["run"]).trained(), session.domain
         if not isinstance(domain, Genome):
-            raise UserError(f"run={run.path}: domain {domain.name} has no bases: give a run of domain=genome")
+            raise UserError(f"run={run.path}: {self.refusal(domain)}")
         refuse_unfinished(run)
         tables = [variants.read_table(file) for file in self.files]
         if len({each.name for each in tables}) < len(tables):

@@ -54,6 +54,13 @@ def test_a_claim_is_shown_refuted_or_undecided_by_its_interval(folder):
     assert {row["seeds"] for row in (holds, rises, lower, higher)} == {3}
 
 
+def test_a_loss_cannot_be_claimed_not_to_rise_up_to_the_trained_length(folder):
+    assert [row["verdict"] for row in rows(folder, *(Claim(str(at), "rope", context=at) for at in (16, 32)))] == [
+        "no scores",
+        "no scores",
+    ]
+
+
 def test_rises_of_the_loss_are_compared(folder):
     less, more = rows(folder, Claim("less", "pope", than="rope", times=2), Claim("more", "rope", than="pope", times=2))
     assert (less["measured"], less["verdict"]) == ("-50.90 points", "shown")
@@ -202,6 +209,7 @@ def test_many_claims_are_counted():
             "claims, rope: give context, or than with one of",
         ),
         ("claims: [{claim: a, model: rope, times: 3}]", "claims, rope: give context, or than with one of"),
+        ("claims: [{claim: a, model: rope, than: pope, times: 1}]", "claims, rope: times=1 is the trained length"),
         ("claims: [{claim: a, model: rope, context: 0}]", "context=0: it must be at least 1"),
         ("claims: [{claim: 3, model: rope, context: 8}]", "claim=3"),
         ("claims: [{claim: a, context: 8}]", "model"),

@@ -112,7 +112,9 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
         "Models whose loss never rises by more than 1 % beyond the trained length, without extensions (1 of 3): pope."
     )
     assert holding(table) == f"{held} Change at 128 tokens: pope 0.0 %."
-    assert lengths_table({"rope": found["rope"]}, "").rows[0]["fails"] == "not up to 32"
+    alone = lengths_table({"rope": found["rope"]}, "")
+    assert alone.rows[0]["fails"] == "not up to 32"
+    assert holding(alone) == "No context beyond the trained length was scored."
 
 
 def test_positions_of_all_models_are_drawn_in_one_context(tmp_path, report):

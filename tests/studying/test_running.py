@@ -159,6 +159,14 @@ def test_a_run_whose_follow_up_fails_is_not_finished_and_gone_on_with(tmp_path, 
     assert all((each.kept / "extrapolation" / "test.csv").exists() for each in planned)
 
 
+def test_the_reason_of_a_failure_is_found_before_lines_of_another_process(tmp_path, study):
+    script = "import sys\nprint('error: it is held', flush=True)\nprint('step 20')\nsys.exit(2)"
+    (line,) = running.execute(study(script)[:1], 1, tmp_path / "logs")
+    assert ": error: it is held (" in line
+    (line,) = running.execute(study("import sys; print('step 40'); sys.exit(2)")[:1], 1, tmp_path / "logs")
+    assert ": step 40 (" in line  # the error is of the earlier attempt
+
+
 def test_a_killed_run_is_not_reported_with_the_last_line_of_an_earlier_attempt(tmp_path, study):
     attempts = {
         "import sys; sys.exit('it broke')": ": it broke (",

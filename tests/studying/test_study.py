@@ -85,6 +85,11 @@ def test_what_follows_a_run_finds_it_in_a_folder_of_any_name(tmp_path, folder):
             'runs: [experiment=debug seed=0]\nthen: ["task=evaluate data.length=128"]',
             "task=evaluate data.length=128: data.length=128: .* was made with data.length=64",
         ),
+        ('runs: [experiment=debug seed=0]\nthen: ["task=benchmark"]', "task=benchmark: domain jsb is not text: "),
+        (
+            'runs: [experiment=debug seed=0]\nthen: ["task=variants task.files=[main.py]"]',
+            r"task=variants task.files=\[main.py\]: domain jsb has no bases: ",
+        ),
         (
             'runs: [experiment=debug seed=0]\nthen: ["task=tune seed=1"]',
             "task=tune seed=1: .* does not take a finished run",
