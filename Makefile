@@ -7,7 +7,7 @@ PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --use
 run: .venv/installed  ## train, evaluate and sample: make run ARGS="encoding=path seed=1"
 	.venv/bin/python main.py $(ARGS)
 
-test: lint  ## lint, then the tests: make test TESTS=tests/encodings
+test: $(if $(TESTS),.venv/installed-test,lint)  ## lint, then all tests; only some tests: make test TESTS=tests/encodings
 	.venv/bin/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 lint: .venv/installed-test  ## style, types, and which folder may import which

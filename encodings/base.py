@@ -171,11 +171,11 @@ class Encoding(PositionModule):
         if stretch is not None and stretch.form == "window":
             self.window = min(stretch.length, self.window or stretch.length)
 
-    def encode_query(self, q: Tensor, positions: Tensor) -> Tensor:
+    def encode_query(self, q: Tensor, positions: Tensor, /) -> Tensor:
         """Encode `q [B, T, query_heads, D]` at `positions`, see `Context`. Returns `[B, T, H, score_dim]`."""
         return q
 
-    def encode_key(self, k: Tensor, positions: Tensor) -> Tensor:
+    def encode_key(self, k: Tensor, positions: Tensor, /) -> Tensor:
         """Encode `k [B, T, Hkv, D]` at `positions`. Returns `[B, T, Hkv, score_dim]`."""
         return k
 

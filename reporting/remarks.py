@@ -7,6 +7,7 @@ from ..core.words import plural
 from .answers import LEGEND
 from .finished import COMPILED
 from .naming import parenthesised
+from .runs import differently_changed
 from .score_tables import CLUSTERS
 from .scores import Score
 from .statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
@@ -73,6 +74,9 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         lines.append(f"The runs are of {' and '.join(names)}, whose p-values are adjusted together.")
     if options := [changed for each in comparison.contestants if (changed := each.changed_options)]:
         lines.append(f"Encoding options that differ from the defaults: {'; '.join(options)}.")
+    if labels := differently_changed(comparison):
+        models = ", ".join(map(parenthesised, labels))
+        lines.append(f"The runs of {models} had different uncommitted changes of the code: see the table of runs.")
     if len(comparison.devices) > 1:
         kinds = {each.removesuffix(COMPILED) for each in comparison.devices}
         differ = "used different devices" if len(kinds) > 1 else "are not all compiled"

@@ -28,7 +28,7 @@ def runs_table(comparison: Comparison) -> Table:
     columns["code"] = ("code", str)
     notes = [
         "Best step: the step of the scored checkpoint, which is the best on validation.",
-        "Code: the commit that trained the run; + marks uncommitted changes.",
+        "Code: the commit that trained the run; + marks uncommitted changes and is followed by their digest.",
     ]
     return Table(f"{comparison.slug}-runs", f"{comparison.name}: all runs", columns, rows, notes, folded=True)
 
@@ -39,9 +39,23 @@ def _row(model: str, run: Run, comparison: Comparison) -> Row:
     for split in comparison.splits:
         row[split] = run.records[split].nats_per_token
         row[f"{split}_accuracy"] = run.records[split].accuracy if comparison.solved is not None else None
-    codes = [code for session in run.manifest["sessions"] if (code := session.get("code")) and code["commit"]]
-    found = dict.fromkeys(code["commit"][:7] + ("+" if code["dirty"] else "") for code in codes)
-    return row | {"code": ", ".join(found) or None}
+    found = [commit[:7] + (changed and f"+{changed[:4]}") for commit, changed in _code(run)]
+    return row | {"code": ", ".join(dict.fromkeys(found)) or None}
+
+
+def differently_changed(comparison: Comparison) -> list[str]:
+    """Labels of models whose runs had different uncommitted changes of the code."""
+    changes = {
+        each.label: {changed for run in each.runs.values() for _, changed in _code(run)}
+        for each in comparison.contestants
+    }
+    return [label for label, found in changes.items() if len(found) > 1]
+
+
+def _code(run: Run) -> list[tuple[str, str]]:
+    """The commits that trained a run, each with the digest of uncommitted changes, which is empty without any."""
+    codes = (session.get("code") for session in run.manifest["sessions"])
+    return list(dict.fromkeys((code["commit"], code["dirty"] or "") for code in codes if code and code["commit"]))
 
 
 def _best_step(run: Run) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError, nearest_key, one_line, suggestions
+from ..core.errors import UserError, nearest_key, one_line, shortened, suggestions
 from ..core.plain_yaml import as_yaml, read_yaml
 from ..session.overrides import choices_of
 from ..session.run_config import GROUPS
@@ -18,7 +18,10 @@ from .lines import MOST_RUNS, choices_in
 LIST = "study.yaml"
 EXAMPLE = "such as - encoding=rope,pope seed=0,1,2"  # of a line
 TEXTS = ("question", "would_change", "search", "reference")
-LISTS = {"then": "lines", "variants": "keys", "compare": "keys"}  # what each is a list of
+LISTS = {  # what each is a list of
+    "then": "lines, such as [task=extrapolate]",
+    **dict.fromkeys(("variants", "compare"), "keys, such as [model.mlp]"),
+}
 KEYS = (
     *("question", "would_change", "search", "runs", "then", "published", "claims", "reference", "outcome", "margin"),
     *("variants", "compare"),
@@ -82,7 +85,7 @@ def _check_types(found: Mapping[str, Any]) -> None:
             raise TypeError(f"{key} must be text")
     for key, of in LISTS.items():
         if not (isinstance(lines := found.get(key, []), list) and all(isinstance(line, str) for line in lines)):
-            raise TypeError(f"{key} must be a list of {of}")
+            raise TypeError(f"{key}: {shortened(lines)} must be a list of {of}")
     if (outcome := found.get("outcome", OUTCOMES[0])) not in OUTCOMES:
         raise TypeError(f"outcome: {outcome} must be one of {', '.join(OUTCOMES)}")
     if not (type(margin := found.get("margin", 1.0)) in (int, float) and 0 < margin < math.inf):

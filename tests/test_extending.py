@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from conftest import REPOSITORY
 
@@ -52,6 +53,14 @@ def test_documented_encoding_and_domain_work(tmp_path):
         assert not (copy / name).exists()
         (copy / name).write_text(text)
     environment = {**os.environ, "PYTHONPATH": str(copy.parent)}
+    (copy / ".venv" / "named").mkdir(parents=True)  # where `make lint` looks for modules
+    (copy / ".venv" / "named" / "bearings").symlink_to(copy)
+    (copy / ".venv" / "lib").symlink_to(Path(sys.prefix) / "lib")
+    files = [name for name, _ in added if name.endswith(".py")]
+    for linter in (["ruff", "check"], ["ruff", "format", "--check"], ["basedpyright"]):
+        command = [Path(sys.prefix) / "bin" / linter[0], *linter[1:], *files]
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     given = ["domain=dice", "encoding=spin", "experiment=debug", "trainer.accelerator=cpu", "task.tokens=30"]
     (copy / "commands.py").write_text(COMMANDS)

@@ -176,10 +176,12 @@ def test_runs_table_has_seed_best_step_and_code(tmp_path, report):
         rows = list(csv.DictReader(file))
     assert [(row["model"], row["seed"], row["best_step"], row["code"]) for row in rows] == [
         ("rope", "0", "20", ""),
-        ("rope", "1", "20", "0123456, 0123456+"),
+        ("rope", "1", "20", "0123456, 0123456+1111"),
     ]
     for row in rows:
         assert float(row["test"]) == pytest.approx(records("rope", int(row["seed"])).nats_per_token)
+    changed = "The runs of rope had different uncommitted changes of the code: see the table of runs."
+    assert changed in (folder / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
