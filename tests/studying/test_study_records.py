@@ -205,8 +205,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
             "unknown key than; allowed: question, would_change, search, runs, then, published, claims, reference, "
             "outcome, margin, variants",
         ),
-        ("runs: [seed=0]\nthen: task=mechanisms\n", "then must be a list of lines"),
-        ("runs: [seed=0]\nvariants: model.mlp\n", "variants must be a list of keys"),
+        ("runs: [seed=0]\nthen: task=mechanisms\n", "then: .task=mechanisms. must be a list of lines, such as"),
+        ("runs: [seed=0]\nvariants: model.mlp\n", "variants: .model.mlp. must be a list of keys, such as"),
         ("runs: [seed=0]\ncompare: [precision]\n", "compare: precision must be GROUP.KEY, such as trainer.precision"),
         ("runs: [seed=0]\nquestion: [why]\n", "question must be text"),
         ("runs: [seed=0]\nreference: [rope]\n", "reference must be text"),
@@ -222,14 +222,16 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
         assert re.search(f"unreadable: .*study.yaml, {why}.*; the study.s runs are left out", printed)
 
 
-def test_a_study_whose_records_cannot_be_read_has_a_summary_and_no_rows(tmp_path):
+def test_a_study_whose_records_cannot_be_read_has_no_rows_and_no_new_page(tmp_path):
     (tmp_path / "study.yaml").write_text("runs: [experiment=debug seed=0 encoding=rope]")
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "nll" / "test.npz").write_bytes(b"cut")
-    assert summary.write_summary(tmp_path) == read_outcome(tmp_path)
     assert read_outcome(tmp_path).rows == []
-    missing = "Listed runs without a record: 1, among them all with encoding=rope.\n"
-    assert missing in (tmp_path / "README.md").read_text()
+    with pytest.raises(
+        UserError, match=r"test\.npz is damaged .*: the page in .* is not written without these records$"
+    ):
+        summary.write_summary(tmp_path)
+    assert not (tmp_path / "README.md").exists()
 
 
 def test_a_page_names_encodings_and_values_of_which_no_run_has_a_record(tmp_path):
