@@ -48,10 +48,10 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         # Not `@`: for so few rows, the threads of BLAS take longer, and their number would decide the last digits.
         sums = np.stack([residuals, residuals**2, residuals * sizes])
         first, around, crossed = np.einsum("k...g,gr->k...r", sums, weights)
-        size, own = np.einsum("kg,gr->kr", np.stack([sizes, sizes**2]), weights)
+        size, squared = np.einsum("kg,gr->kr", np.stack([sizes, sizes**2]), weights)
         ratio = first / size
         # Sum of squared residuals from each resample's own ratio.
-        own = ratio**2 * own
+        own = ratio**2 * squared
         squares = around - 2 * ratio * crossed + own
         squares[squares < ROUNDING * (around + own)] = 0
         error = np.sqrt(squares * groups / (groups - 1)) / size

@@ -86,8 +86,10 @@ def write_summary(folder: Path) -> Outcome:
     study = read_study([folder])
     if unread := [trouble for trouble in study.troubles if trouble.state in UNREAD]:
         first, *others = unread
-        more = f", as {plural(len(others), 'other')}" if others else ""
-        raise UserError(f"{first.place}: {first.why}{more}: the page in {folder} is not written without these records")
+        more = f" (and {plural(len(others), 'other')})" if others else ""
+        raise UserError(
+            f"the page in {folder} is not written, as it would lack records: {first.place}: {first.why}{more}"
+        )
     found = study_scores(study, reference_of(folder))
     measured = measured_of(study)
     outcome = outcome_of(folder, study, found, measured)
