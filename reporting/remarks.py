@@ -76,7 +76,7 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         lines.append(f"Encoding options that differ from the defaults: {'; '.join(options)}.")
     if labels := differently_changed(comparison):
         models = ", ".join(map(parenthesised, labels))
-        lines.append(f"The runs of {models} had different uncommitted changes of the code: see the table of runs.")
+        lines.append(f"The runs of {models} differ in code that is not in their commits: see the table of runs.")
     if len(comparison.devices) > 1:
         kinds = {each.removesuffix(COMPILED) for each in comparison.devices}
         differ = "used different devices" if len(kinds) > 1 else "are not all compiled"

@@ -28,7 +28,7 @@ def runs_table(comparison: Comparison) -> Table:
     columns["code"] = ("code", str)
     notes = [
         "Best step: the step of the scored checkpoint, which is the best on validation.",
-        "Code: the commit that trained the run; + marks uncommitted changes and is followed by their digest.",
+        "Code: the commit that trained the run; + and a digest mark uncommitted changes and own packages.",
     ]
     return Table(f"{comparison.slug}-runs", f"{comparison.name}: all runs", columns, rows, notes, folded=True)
 
@@ -44,7 +44,7 @@ def _row(model: str, run: Run, comparison: Comparison) -> Row:
 
 
 def differently_changed(comparison: Comparison) -> list[str]:
-    """Labels of models whose runs had different uncommitted changes of the code."""
+    """Labels of models whose runs had different code outside their commits."""
     changes = {
         each.label: {changed for run in each.runs.values() for _, changed in _code(run)}
         for each in comparison.contestants
@@ -53,7 +53,7 @@ def differently_changed(comparison: Comparison) -> list[str]:
 
 
 def _code(run: Run) -> list[tuple[str, str]]:
-    """The commits that trained a run, each with the digest of uncommitted changes, which is empty without any."""
+    """The commits that trained a run, each with the digest of code outside it, which is empty if there is none."""
     codes = (session.get("code") for session in run.manifest["sessions"])
     return list(dict.fromkeys((code["commit"], code["dirty"] or "") for code in codes if code and code["commit"]))
 

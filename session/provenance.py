@@ -4,10 +4,13 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
 SOURCE = ("*.py", "configs", ":(exclude)tests")  # git pathspecs: only these files decide what a run does
@@ -40,11 +43,41 @@ def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None
     }
 
 
-def session_facts() -> dict[str, object]:
-    """Source state, packages, Python version and start time of this process, for a run's manifest."""
+def code_state(config: Mapping[str, Any]) -> dict[str, str | None]:
+    """`git_state`; the sources of other packages whose classes `config` names count as local changes."""
+    state, packages = git_state(), {target.partition(".")[0] for target in _targets(config)} - {"bearings"}
+    if state["commit"] is None or not packages:
+        return state
+    digest = hashlib.sha256((state["dirty"] or "").encode())
+    for path in (path for package in sorted(packages) for path in _sources(package)):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return {**state, "dirty": digest.hexdigest()[:12]}
+
+
+def _targets(value: Any) -> Iterator[str]:
+    """The classes that a configuration, or a part of it, names."""
+    if isinstance(value, Mapping):
+        if isinstance(target := value.get("_target_"), str):
+            yield target
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from _targets(each)
+
+
+def _sources(package: str) -> list[Path]:
+    """The Python files of a package or module that is installed or on the path; nothing is imported."""
+    if (spec := find_spec(package)) is None:
+        return []
+    folders, module = map(Path, spec.submodule_search_locations or ()), Path(spec.origin or "")
+    found = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    return found or [path for path in [module] if path.is_file()]
+
+
+def session_facts(config: Mapping[str, Any]) -> dict[str, object]:
+    """Source state, packages, Python version and start time of this process, for the manifest of a run of `config`."""
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "code": git_state(),
+        "code": code_state(config),
         "packages": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
     }

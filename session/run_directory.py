@@ -23,7 +23,7 @@ from ..core.whole_files import write_text
 from .identity import identity
 from .manifest import manifest_text, read_manifest
 from .overrides import as_typed
-from .provenance import git_state
+from .provenance import code_state
 from .run_config import GROUPS, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import refuse_untrusted
@@ -317,14 +317,14 @@ class RunDirectory:
         before = sessions[-1].get("code") if sessions else None
         if not before or not before["commit"]:
             return None
-        now = git_state()
+        now = code_state(self.config)
         if before == now or not now["commit"]:
             return None
         return f"the source has changed since this run was last trained: from {_version(before)} to {_version(now)}"
 
     def note_score(self, split: str) -> None:
         """Record when `split` was scored again, and with which version of the code."""
-        scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": git_state()}
+        scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_state(self.config)}
         with self._manifest_locked():
             manifest = self.manifest
             self._write_facts({**manifest, "scored": {**manifest.get("scored", {}), split: scored}})

@@ -70,7 +70,11 @@ class Train(Task):
                     run.begin_session(
                         store.manifest,
                         model_facts(session.config, model.transformer),
-                        {**session_facts(), **session.device_facts(model.transformer), "cuda_graphs": graphs[0]},
+                        {
+                            **session_facts(session.config),
+                            **session.device_facts(model.transformer),
+                            "cuda_graphs": graphs[0],
+                        },
                     )
                 from ..session.fit import fit  # late: it imports Lightning, which takes seconds
 

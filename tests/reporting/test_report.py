@@ -180,7 +180,7 @@ def test_runs_table_has_seed_best_step_and_code(tmp_path, report):
     ]
     for row in rows:
         assert float(row["test"]) == pytest.approx(records("rope", int(row["seed"])).nats_per_token)
-    changed = "The runs of rope had different uncommitted changes of the code: see the table of runs."
+    changed = "The runs of rope differ in code that is not in their commits: see the table of runs."
     assert changed in (folder / "report.md").read_text()
 
 

@@ -4,7 +4,8 @@ import subprocess
 
 import pytest
 
-from bearings.session.provenance import git_state
+from bearings.session import provenance
+from bearings.session.provenance import code_state, git_state
 
 
 @pytest.fixture
@@ -55,3 +56,20 @@ def test_a_link_to_nowhere_and_a_checkout_inside_do_no_harm(checkout):
     subprocess.run(["git", "init", checkout / "inner.py"], check=True, capture_output=True)
     (checkout / "inner.py" / "c.py").write_text("4\n")
     assert git_state(checkout)["dirty"] is None
+
+
+@pytest.mark.parametrize("file", ["mine/__init__.py", "mine.py"])
+def test_a_package_whose_class_is_named_counts_as_a_change(tmp_path, monkeypatch, file):
+    monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "a" * 40, "dirty": None})
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    found = []
+    for text in ("1\n", "2\n", "1\n"):
+        path.write_text(text)
+        found.append(code_state({"encoding": {"layers": [{"_target_": "mine.Spin"}]}})["dirty"])
+    first, other, again = found
+    assert None not in found
+    assert first == again != other
+    own = {"task": {"_target_": "bearings.tasks.train.Train"}, "domain": {"path": "a"}}
+    assert code_state(own) == {"commit": "a" * 40, "dirty": None}
