@@ -2,6 +2,8 @@
 
 import os
 
+INTERACTIVE = ("bash", "interactive")  # names of SLURM jobs in which Lightning starts the processes itself
+
 
 def launched() -> bool:
     """Whether a launcher started this process as one of several."""
@@ -19,6 +21,23 @@ def rank() -> int:
 def local_rank() -> int:
     """The rank of this process on its machine."""
     return _first_of("LOCAL_RANK", "SLURM_LOCALID")
+
+
+def started(needed: int) -> tuple[int, int] | None:
+    """Numbers of ranks and nodes that torchrun or SLURM started; None if Lightning starts the `needed` ranks.
+
+    The commands of a batch job that do not use srun can be any number of runs with one rank each.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ranks = int(os.environ["WORLD_SIZE"])
+        return ranks, ranks // int(os.environ["LOCAL_WORLD_SIZE"])
+    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ
+    if os.environ.get("SLURM_JOB_NAME") in INTERACTIVE or not (
+        by_srun or ("SLURM_NTASKS" in os.environ and needed > 1)
+    ):
+        return None
+    tasks, nodes = ("STEP_NUM_TASKS", "STEP_NUM_NODES") if by_srun else ("NTASKS", "NNODES")
+    return int(os.environ[f"SLURM_{tasks}"]), int(os.environ.get(f"SLURM_{nodes}", 1))
 
 
 def _first_of(*names: str) -> int:

@@ -6,7 +6,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 
@@ -17,13 +17,16 @@ STATUS = 130
 AGAIN = 1.0  # seconds: `timeout` signals a process and then its group, so one request arrives twice
 
 _begun = False
+_requeue: Callable | None = None  # submitit's handler of SIGUSR2, which it requests before a time limit
+_by_submitit = False  # whether this signal has come
 _resumes = True  # whether the command that runs goes on where it was stopped
 _since: float | None = None  # time of the first signal
 
 
 def heard() -> list[int]:
-    """SIGNALS without those that the parent process set to be ignored, as `nohup` and shells do."""
-    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    """SIGNALS, and SIGUSR2 in jobs of submitit, without those that the parent process ignores, as `nohup` does."""
+    numbers = SIGNALS if _requeue is None else (*SIGNALS, signal.SIGUSR2)
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def listen() -> None:
@@ -40,12 +43,24 @@ def begin(resumes: bool) -> None:
     Args:
         resumes: whether the task goes on where it was stopped if the command is given again.
     """
-    global _begun, _resumes
+    global _begun, _resumes, _requeue
     _begun, _resumes = True, resumes
+    if "submitit" in sys.modules and callable(given := signal.getsignal(signal.SIGUSR2)) and given != handle:
+        _requeue = given
+        signal.signal(signal.SIGUSR2, handle)
 
 
-def leave_terminal(number: int) -> None:
-    """After SIGHUP, discard output to the terminal: it is closed, and an error would come before the checkpoint."""
+def requeue() -> None:
+    """Let submitit submit this job again, if it was stopped before its time limit and may be submitted again."""
+    if _requeue is not None and _by_submitit:
+        with suppress(Exception):  # it may not
+            _requeue(signal.SIGUSR2, None)  # otherwise exits
+
+
+def note(number: int) -> None:
+    """Note a signal. After SIGHUP, discard output to the terminal: an error would come before the checkpoint."""
+    global _by_submitit
+    _by_submitit |= number == signal.SIGUSR2
     for stream in (1, 2) if number == signal.SIGHUP else ():
         with suppress(OSError):  # closed by the caller
             if stat.S_ISCHR(os.fstat(stream).st_mode):
@@ -55,7 +70,7 @@ def leave_terminal(number: int) -> None:
 def handle(number: int, frame: object) -> None:
     """Handler of SIGNALS: raise KeyboardInterrupt once. If that does not end the program, the next signal does."""
     global _since
-    leave_terminal(number)
+    note(number)
     if not _begun:
         print_stopped()
         os._exit(STATUS)

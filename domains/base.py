@@ -89,6 +89,10 @@ class Domain(ABC):
     def options(self) -> Mapping[str, Any]:
         """All settings that determine the contents of the store: source and its hash, tokenizer, quantisation."""
 
+    def options_again(self) -> Mapping[str, Any]:
+        """`options`, without what earlier calls have found out about the source."""
+        return self.options()
+
     @classmethod
     def chance_with(cls, options: Mapping[str, Any]) -> float:
         """Accuracy of guessing with these settings of the domain, for tasks in which it depends on them."""
@@ -218,6 +222,10 @@ class Domain(ABC):
                     with StoreWriter(directory, self.vocabulary, self.units, self.groups, self.splits) as writer:
                         writer.facts.update(domain=self.name, revision=self.revision, options=options)
                         self.build(writer)
+                        if dict(self.options_again()) != options:
+                            raise UserError(
+                                f"the source of domain {self.name} changed while it was read: rerun the same command"
+                            )
         return self._open(directory, options)
 
     def is_prepared(self, root: Path, known: Mapping[str, Any]) -> bool:

@@ -90,7 +90,7 @@ def find(path: Path) -> dict[str, Path]:
     if not path.is_dir():
         what = "is not a regular file" if path.exists() else "does not exist"
         raise UserError(f"{path} {what}: give a file or folder of {ALLOWED}")
-    found = dict(sorted((file.relative_to(path).as_posix(), file) for file in files_below(path) if _format(file)))
+    found = dict(sorted((file.relative_to(path).as_posix(), file) for file in files_below(path, _format)))
     if not found:
         raise UserError(f"{path} contains no text files: give a folder of {ALLOWED}")
     unpacked: dict[str, str] = {}

@@ -115,6 +115,10 @@ class Genome(Domain):
             return {**read, "download": file_name(self.urls[0]), "md5": self.md5}
         return {**read, "sha256": self._sha256}
 
+    def options_again(self) -> Mapping[str, Any]:
+        vars(self).pop("_sha256", None)
+        return self.options()
+
     @property
     def _blocks(self) -> tuple[int, int] | None:
         """Bases per block, and unused bases between splits, if splits consist of blocks. Chunks divide both."""

@@ -27,6 +27,7 @@ from .unpacking import opened
 COLUMNS = ("canonical_composer", "canonical_title", "split", "midi_filename", "duration")
 OFFICIAL = {"train": "train", "validation": "valid", "test": "test"}
 ENDINGS = (".mid", ".midi")
+READ = (*ENDINGS, ".csv", ".json")
 METADATA = ("maestro-*.csv", "maestro-*.json")  # a release has the same table in both formats
 MOST_MEMBERS = 100_000  # in an archive
 MOST_TABLE = 1 << 23  # maximum bytes of the metadata; twenty times MAESTRO's
@@ -211,10 +212,9 @@ def _bounded(file, name: str) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Names of all files below a folder. Raises UserError for music or metadata linked from outside."""
-    for file in files_below(folder):
-        read = file.suffix.lower() in (*ENDINGS, ".csv", ".json")
-        if read and file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+    """Names of the music and metadata below a folder. Raises UserError for those linked from outside."""
+    for file in files_below(folder, lambda file: file.suffix.lower() in READ):
+        if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
             raise UserError(f"{file} is a link to outside of {folder}: replace it by the file")
         yield file.relative_to(folder).as_posix()
 
@@ -235,14 +235,13 @@ def fingerprint(path: Path) -> str:
         return digest_of(path)
     digest = hashlib.sha256()
     for name in sorted(map(PurePosixPath, _files(path))):
-        if name.suffix.lower() in (*ENDINGS, ".csv", ".json"):
-            try:
-                with open(path / name, "rb") as file:
-                    digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
-                    while block := file.read(1 << 20):
-                        digest.update(block)
-            except PermissionError as error:
-                raise UserError(f"{path / name} cannot be read (permission denied): change its permissions") from error
+        try:
+            with open(path / name, "rb") as file:
+                digest.update(os.fsencode(f"{name}\0{os.fstat(file.fileno()).st_size}\0"))
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except PermissionError as error:
+            raise UserError(f"{path / name} cannot be read (permission denied): change its permissions") from error
     return digest.hexdigest()
 
 

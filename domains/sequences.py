@@ -74,7 +74,7 @@ def files(path: Path) -> list[Path]:
         UserError: there are no such files.
     """
     if path.is_dir():
-        found = sorted(file for file in files_below(path) if file.name.lower().endswith(ENDINGS))
+        found = sorted(files_below(path, lambda file: file.name.lower().endswith(ENDINGS)))
         if not found:
             raise UserError(f"{path} contains no sequence files: give a folder of {', '.join(ENDINGS)}")
         return found

@@ -29,11 +29,11 @@ EVERY_S = 15.0  # seconds between printed lines of progress
 class Validation(Callback):
     """Scores the validation split every `every` steps and after the last step; saves `best.ckpt` and `last.ckpt`.
 
-    `last.ckpt` is written before each validation, every `checkpoint_every` steps, and after SIGINT, SIGTERM or SIGHUP.
-    A signal takes effect after the current step, or between two validation batches; a second SIGINT stops immediately.
-    The checkpoint before the last one is kept as `previous.ckpt`. With several ranks, the ranks agree on a stop at
-    logging steps. A non-finite loss or gradient ends the run before anything is overwritten. Every checkpoint stores
-    `stamp` under the key "bearings".
+    `last.ckpt` is written before each validation, every `checkpoint_every` steps, and after a signal of
+    `stopping.heard`. A signal takes effect after the current step, or between two validation batches; a second SIGINT
+    stops immediately. The checkpoint before the last one is kept as `previous.ckpt`. With several ranks, the ranks
+    agree on a stop at logging steps. A non-finite loss or gradient ends the run before anything is overwritten. Every
+    checkpoint stores `stamp` under the key "bearings".
 
     Raises:
         DivergedError: a loss or gradient was not finite; the message names the step, gradient norm and learning rate.
@@ -175,7 +175,7 @@ class Validation(Callback):
             )
 
     def _on_signal(self, number: int, frame) -> None:
-        stopping.leave_terminal(number)
+        stopping.note(number)
         if self._asked is None:
             self._asked = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self._asked > stopping.AGAIN:

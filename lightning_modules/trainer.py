@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..core import launcher
+from ..core.errors import UserError
 from ..core.words import plural
 from .options import TrainerOptions
 
@@ -97,6 +98,16 @@ class TrainerSettings:
     def ranks(self) -> int:
         """Number of processes on all nodes."""
         return self.devices * self.nodes
+
+    def refuse_other_ranks(self) -> None:
+        """Raise UserError if a launcher started other ranks than `devices` on each of `nodes`."""
+        asked = self.ranks, self.nodes
+        if (given := launcher.started(self.ranks)) not in (None, asked):
+            found, needed = (f"{plural(ranks, 'rank')} on {plural(nodes, 'node')}" for ranks, nodes in (given, asked))
+            raise UserError(
+                f"trainer.devices={self.devices}, trainer.nodes={self.nodes}: the launcher started {found}, not "
+                f"{needed}: change these settings, or the numbers of tasks and nodes given to srun or torchrun"
+            )
 
     @property
     def replicas(self) -> int:

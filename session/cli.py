@@ -89,6 +89,7 @@ class Sweep:
                     print(f"skipped: {printable(str(error))}", file=sys.stderr)
         except SystemExit as end:
             if not sweep or end.code == stopping.STATUS:  # a stop ends the whole sweep
+                stopping.requeue()
                 raise
             self._fail(settings, end)
         except Exception as error:

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,8 +40,8 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
                 f"{error.override}: cannot be parsed; check its brackets, and put each text with special characters in "
                 f'quotes, such as "{key}={example}"'
             )
-        quoted = as_setting(key, value)
-        return f'{error.override}: cannot be parsed; put a value with special characters in quotes: "{quoted}"'
+        quoted = shlex.quote(as_setting(key, value))
+        return f"{error.override}: cannot be parsed; put a value with special characters in quotes: {quoted}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
     if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # from submitit, which looks for srun

@@ -49,6 +49,7 @@ class Train(Task):
 
     def _train(self, session: Session) -> None:
         run = RunDirectory.of(session.config)
+        session.settings.refuse_other_ranks()
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
         store = session.store()
         gc.collect()  # in a sweep, the model before this one may still take up memory

@@ -117,6 +117,31 @@ def test_a_signal_that_the_parent_process_ignores_is_not_heard(begun):
     assert signal.SIGHUP not in stopping.heard()
 
 
+def test_a_job_of_submitit_is_stopped_before_its_limit_and_submitted_again(begun, monkeypatch):
+    monkeypatch.setitem(sys.modules, "submitit", sys)
+    monkeypatch.setattr(stopping, "_requeue", None)
+    monkeypatch.setattr(stopping, "_by_submitit", False)
+    submitted = []
+
+    def requeue(number, frame):
+        submitted.append(number)
+        raise RuntimeError("timed out too many times")
+
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        stopping.begin(resumes=True)
+        stopping.begin(resumes=True)  # the next run of the job
+        assert signal.SIGUSR2 in stopping.heard()
+        stopping.requeue()
+        assert submitted == []
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGUSR2)
+        stopping.requeue()
+        assert submitted == [signal.SIGUSR2]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
 def test_a_task_that_cannot_resume_does_not_say_that_it_does(begun, capsys, monkeypatch):
     monkeypatch.setattr(stopping, "_resumes", True)
     stopping.begin(resumes=False)

@@ -13,6 +13,7 @@ from text_support import build, jsonl, pages, parquet, zst
 
 from bearings.core.errors import UserError
 from bearings.domains import documents
+from bearings.domains.genome import Genome
 from bearings.domains.store import SPLITS
 from bearings.domains.text import Text
 from bearings.domains.tokenization import BPE
@@ -311,3 +312,18 @@ def test_error_names_all_damaged_files(tmp_path):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"")
     with pytest.raises(UserError, match=r"09.txt is empty: leave it out; \.\.\.$"):
         build(tmp_path, tmp_path / "stores", documents="line")
+
+
+@pytest.mark.parametrize(
+    ("domain", "name", "text"),
+    [(Text, "a.txt", "one two three four five six seven eight nine ten\n" * 9), (Genome, "a.fa", ">a\n" + "ACGT" * 99)],
+)
+def test_files_that_change_while_they_are_read_give_no_store(tmp_path, monkeypatch, domain, name, text):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / name).write_text(text)
+    given = {"tokenizer": "bytes"} if domain is Text else {"tokenizer": "base", "split": "header"}
+    monkeypatch.setattr(domain, "build", lambda self, writer: (folder / name).write_text(text + "A"))
+    with pytest.raises(UserError, match=r"^the source of domain .* changed while it was read: rerun the same command$"):
+        domain(path=str(folder), **given).prepare(tmp_path / "stores")
+    assert not [path for path in (tmp_path / "stores").rglob("*") if path.is_file() and path.suffix != ".lock"]

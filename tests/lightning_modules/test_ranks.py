@@ -19,11 +19,13 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+from bearings.core.errors import UserError
 from bearings.domains.records import Records
 from bearings.encodings.base import Encoding
 from bearings.encodings.seqpe import SeqPE
 from bearings.lightning_modules.fitting import FittedModel
 from bearings.lightning_modules.ranks import whole
+from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session import cli
 from bearings.session.configuration import build
@@ -269,6 +271,41 @@ def ranks_of(job: Job) -> list[int]:
 
 def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/cmdline").exists() and b"main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+BATCH = {"SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}
+STEP = {**BATCH, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices", "nodes", "started"),
+    [
+        ({}, 8, 2, None),
+        (STEP, 2, 1, None),
+        (STEP, 1, 1, "2 ranks on 1 node, not 1 rank on 1 node"),
+        (STEP, 1, 2, "2 ranks on 1 node, not 2 ranks on 2 nodes"),
+        (BATCH, 4, 1, "2 ranks on 1 node, not 4 ranks on 1 node"),
+        (BATCH, 1, 1, None),  # one of several commands of the batch job
+        ({**STEP, "SLURM_JOB_NAME": "interactive"}, 4, 1, None),
+        (TORCHRUN, 2, 2, None),
+        (TORCHRUN, 4, 1, "4 ranks on 2 nodes, not 4 ranks on 1 node"),
+    ],
+)
+def test_other_ranks_than_a_launcher_started_are_refused(monkeypatch, environment, devices, nodes, started):
+    for name in {*STEP, *TORCHRUN}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = TrainerSettings(accelerator="cpu", devices=devices, nodes=nodes)
+    if started is None:
+        settings.refuse_other_ranks()
+        return
+    message = (
+        f"^trainer.devices={devices}, trainer.nodes={nodes}: the launcher started {started}: change these settings"
+    )
+    with pytest.raises(UserError, match=message):
+        settings.refuse_other_ranks()
 
 
 def test_batch_that_cannot_be_split_raises(run):
