@@ -31,13 +31,13 @@ def started(needed: int) -> tuple[int, int] | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         ranks = int(os.environ["WORLD_SIZE"])
         return ranks, ranks // int(os.environ["LOCAL_WORLD_SIZE"])
-    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ
-    if os.environ.get("SLURM_JOB_NAME") in INTERACTIVE or not (
-        by_srun or ("SLURM_NTASKS" in os.environ and needed > 1)
-    ):
+    if os.environ.get("SLURM_JOB_NAME") in INTERACTIVE:
         return None
-    tasks, nodes = ("STEP_NUM_TASKS", "STEP_NUM_NODES") if by_srun else ("NTASKS", "NNODES")
-    return int(os.environ[f"SLURM_{tasks}"]), int(os.environ.get(f"SLURM_{nodes}", 1))
+    if "SLURM_STEP_NUM_TASKS" in os.environ:  # by srun
+        return _first_of("SLURM_STEP_NUM_TASKS"), _first_of("SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
+    if "SLURM_NTASKS" in os.environ and needed > 1:
+        return _first_of("SLURM_NTASKS"), _first_of("SLURM_NNODES") or 1
+    return None
 
 
 def _first_of(*names: str) -> int:
