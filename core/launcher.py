@@ -26,7 +26,7 @@ def local_rank() -> int:
 def started(needed: int) -> tuple[int, int] | None:
     """Numbers of ranks and nodes that torchrun or SLURM started; None if Lightning starts the `needed` ranks.
 
-    The commands of a batch job that do not use srun can be any number of runs with one rank each.
+    A command of a batch job is a single process without srun, but Lightning expects SLURM_NTASKS of them.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         ranks = int(os.environ["WORLD_SIZE"])
@@ -36,7 +36,7 @@ def started(needed: int) -> tuple[int, int] | None:
     if "SLURM_STEP_NUM_TASKS" in os.environ:  # by srun
         return _first_of("SLURM_STEP_NUM_TASKS"), _first_of("SLURM_STEP_NUM_NODES", "SLURM_NNODES") or 1
     if "SLURM_NTASKS" in os.environ and needed > 1:
-        return _first_of("SLURM_NTASKS"), _first_of("SLURM_NNODES") or 1
+        return 1, 1
     return None
 
 

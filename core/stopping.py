@@ -58,12 +58,12 @@ def requeue() -> None:
 
 
 def note(number: int) -> None:
-    """Note a signal. After SIGHUP, discard output to the terminal: an error would come before the checkpoint."""
+    """Note a signal. After SIGHUP, discard output except to files: an error would come before the checkpoint."""
     global _by_submitit
     _by_submitit |= number == signal.SIGUSR2
     for stream in (1, 2) if number == signal.SIGHUP else ():
         with suppress(OSError):  # closed by the caller
-            if stat.S_ISCHR(os.fstat(stream).st_mode):
+            if not stat.S_ISREG(os.fstat(stream).st_mode):  # a terminal, or a pipe to a command that has ended with it
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
@@ -98,12 +98,12 @@ def print_stopped() -> None:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that start in this context never receive SIGNALS.
+    """Processes that start in this context never receive SIGNALS and SIGUSR2.
 
     A signal to the whole process group then reaches only the main process, which ends the others when it has finished.
     """
     resource_tracker.ensure_running()  # starting it later would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGUSR2))
     try:
         yield
     finally:

@@ -41,6 +41,10 @@ class HubDataset:
         place = {"files": self._folder_digest} if self.local else {"name": self.name, "commit": self.commit}
         return {"dataset": place, "config": self.config, "rows": self.rows}
 
+    def read_again(self) -> None:
+        """Forget the contents of the folder, which may have changed."""
+        vars(self).pop("_folder_digest", None)
+
     @cached_property
     def commit(self) -> str:
         """The commit of the revision. Raises UserError if the Hub does not answer."""

@@ -83,6 +83,12 @@ class Text(Corpus):
             "split": self.split if self.split == "files" else self.fractions,
         }
 
+    def options_again(self) -> Mapping[str, Any]:
+        vars(self).pop("_pretrained", None)
+        if self.hub is not None:
+            self.hub.read_again()
+        return self.options()
+
     def prepare(self, root: Path, known: Mapping[str, Any] | None = None) -> Store:
         self._folder = Path(root) / self.name  # for tokenizers and downloads, next to the stores
         self._made_with, self._options = None, known if known and self.is_prepared(root, known) else None

@@ -141,8 +141,8 @@ def holding(table: Table) -> str:
     With more than MOST_CHANGES models, changes are listed only for those that never fail, if these are few enough.
     """
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
-    if all(row["fails"].startswith(NOT_UP_TO) for row in rows):
-        return "No context beyond the trained length was scored."
+    if not any(row["beyond"] for row in rows):
+        return "No context beyond the trained length was scored without extensions."
     holds = [row for row in rows if row["fails"] == "never"]
     held = [parenthesised(row["model"]) for row in holds]
     counted = f"{len(held)} of {len(rows)}"
@@ -223,6 +223,7 @@ def lengths_table(
     for row, curves in zip(rows, curves_of, strict=True):
         trained = found[row["model"]][0][0]["trained"]
         reached = max(curves[0])
+        row["beyond"] = reached > trained
         held = "never" if reached == longest > trained else f"{NOT_UP_TO} {reached:,}"
         if held == "never":
             row |= _change([100 * (curve[longest] / curve[trained] - 1) for curve in curves])

@@ -103,8 +103,8 @@ class Absent:
         return "seed" in self.asked and _fits(self.asked, {**_settings(run), "seed": seed})
 
 
-def absent(folder: Path, runs: Sequence[Run]) -> tuple[list[Absent], int]:
-    """Runs that the study in `folder` lists but `runs` lacks, and the number of `runs` that it does not list.
+def absent(folder: Path, runs: Sequence[Run]) -> tuple[list[Absent], list[Run]]:
+    """Runs that the study in `folder` lists but `runs` lacks, and those of `runs` that it does not list.
 
     Each of `runs` accounts for one line. A record can fit several lines, because a line leaves out settings of its
     experiment. Records are assigned such that as many lines as possible have one, those with more settings first.
@@ -113,7 +113,7 @@ def absent(folder: Path, runs: Sequence[Run]) -> tuple[list[Absent], int]:
     wanted = [_asked(line) for line in lines]
     recorded = _recorded(wanted, [*map(len, lines)], runs)
     lacking = [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
-    return lacking, len(runs) - len(recorded)
+    return lacking, [run for column, run in enumerate(runs) if column not in recorded.values()]
 
 
 def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:
@@ -156,8 +156,11 @@ def unmade_models(folder: Path, tested: Sequence[Run], but: Container[str]) -> i
     return len(testable) - len(_recorded([each[0] for each in testable], [each[1] for each in testable], tested))
 
 
-def _recorded(wanted: Sequence[Mapping[str, Any]], worth: Sequence[int], runs: Sequence[Run]) -> set[int]:
-    """Indices of the `wanted` settings that one of `runs` has. Each run accounts for one of them, to most `worth`."""
+def _recorded(wanted: Sequence[Mapping[str, Any]], worth: Sequence[int], runs: Sequence[Run]) -> dict[int, int]:
+    """For each index of the `wanted` settings that one of `runs` has, the index of that run.
+
+    Each run accounts for one of them, to most `worth`.
+    """
     records = [_settings(run) for run in runs]
     gain = np.zeros((len(wanted), len(records)))
     of_seed: dict[int, list[int]] = {}  # few records have the seed of a line
@@ -168,7 +171,7 @@ def _recorded(wanted: Sequence[Mapping[str, Any]], worth: Sequence[int], runs: S
         for column in of_seed.get(seed, ()) if isinstance(seed, int) else range(len(records)):
             gain[row, column] = each * _fits(asked, records[column])
     rows, columns = scipy.optimize.linear_sum_assignment(gain, maximize=True)
-    return set(rows[gain[rows, columns] > 0].tolist())
+    return {int(row): int(column) for row, column in zip(rows, columns, strict=True) if gain[row, column] > 0}
 
 
 def _asked(line: Sequence[str]) -> dict[str, Any]:

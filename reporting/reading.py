@@ -101,7 +101,8 @@ def read_study(folders: Sequence[Path]) -> Study:
         # Settings among which a study chooses, or under which it repeats a test, do not make another model.
         same = {RATE, *here.searched, *here.variants} - {*here.compare}
         unmade[place] = unmade_models(place, own, same)
-    unlisted = sum(number for _, number in against.values())
+    elsewhere = {each.place for each in left_out}
+    unlisted = sum(str(run.path) not in elsewhere for _, others in against.values() for run in others)
     return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade, unlisted)
 
 

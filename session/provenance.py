@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..core.hidden import hidden
+
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "omegaconf", "numpy", "music21", "pretty_midi")
 SOURCE = ("*.py", "configs", ":(exclude)tests")  # git pathspecs: only these files decide what a run does
 
@@ -49,8 +51,9 @@ def code_state(config: Mapping[str, Any]) -> dict[str, str | None]:
     if state["commit"] is None or not packages:
         return state
     digest = hashlib.sha256((state["dirty"] or "").encode())
-    for path in (path for package in sorted(packages) for path in _sources(package)):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, path in sorted(source for package in packages for source in _sources(package).items()):
+        with suppress(OSError):  # it may have been deleted meanwhile
+            digest.update(os.fsencode(name) + b"\0" + path.read_bytes() + b"\0")
     return {**state, "dirty": digest.hexdigest()[:12]}
 
 
@@ -64,13 +67,18 @@ def _targets(value: Any) -> Iterator[str]:
         yield from _targets(each)
 
 
-def _sources(package: str) -> list[Path]:
-    """The Python files of a package or module that is installed or on the path; nothing is imported."""
+def _sources(package: str) -> dict[str, Path]:
+    """The Python files of an installed package or module, by their names in it; nothing is imported."""
     if (spec := find_spec(package)) is None:
-        return []
-    folders, module = map(Path, spec.submodule_search_locations or ()), Path(spec.origin or "")
-    found = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    return found or [path for path in [module] if path.is_file()]
+        return {}
+    if not spec.submodule_search_locations:
+        return {package: Path(spec.origin or "")}
+    paths = {
+        path.relative_to(folder): path
+        for folder in spec.submodule_search_locations
+        for path in Path(folder).rglob("*.py")
+    }
+    return {f"{package}/{name}": path for name, path in paths.items() if path.is_file() and not hidden(name)}
 
 
 def session_facts(config: Mapping[str, Any]) -> dict[str, object]:

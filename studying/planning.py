@@ -115,6 +115,7 @@ class Planning:
         # By the chosen configuration files, so that each is composed once.
         self._followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
         self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
+        self._trained: defaultdict[str, set[int]] = defaultdict(set)  # data.length by encoding
         self._kept = cache(lambda: _kept_data(folder))  # most studies do not need it
 
     def add(self, line: str, each: Sequence[str], chosen: Sequence[str] | None) -> None:
@@ -149,7 +150,7 @@ class Planning:
         alike = self._alike.values()
         _refuse_absent(self.folder, self.study, {each.config["names"]["encoding"] for each in alike})
         _refuse_other_splits(self.folder, self.study, {split for each in alike for split in each.splits})
-        _refuse_unscored(self.folder, self.study, self._scored)
+        _refuse_unscored(self.folder, self.study, self._scored, self._trained)
 
     def _identified(self, line: str, given: list[str]) -> Alike:
         """What the runs with the settings `given` have in common with those of other seeds."""
@@ -180,6 +181,7 @@ class Planning:
 
     def _check_followers(self, run: RunDirectory, config: Mapping, alike: Alike) -> None:
         """Check the lines of `then` for `run`, and note the contexts that they score."""
+        self._trained[config["names"]["encoding"]].add(config["data"]["length"])
         names = tuple(config["names"].items())
         if names not in self._followed:
             self._followed[names] = [_followed(self.folder, then, config["names"]) for then in self.then]
@@ -242,14 +244,21 @@ def _refuse_other_splits(folder: Path, study: Mapping[str, Any], splits: set[str
             raise UserError(f"{folder / LIST}, {key}: no run has the test split {split}; {allowed}")
 
 
-def _refuse_unscored(folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]]) -> None:
-    """Raise UserError for a claim whose context is not among those `scored` for its encodings."""
+def _refuse_unscored(
+    folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]], trained: Mapping[str, set[int]]
+) -> None:
+    """Raise UserError for a claim whose context is not among those `scored` for its encodings, or not long enough."""
     for claim in study.get("claims", ()):
         for model in (claim.model, claim.than):
             if claim.context is None or model is None:
                 continue
             encoding = model.partition(",")[0]
             if claim.context in scored[encoding]:
+                if claim.than is None and claim.context <= (shortest := min(trained[encoding])):
+                    raise UserError(
+                        f"{folder / LIST}, claims: context={claim.context}: {encoding} is trained on {shortest} "
+                        "tokens: give a longer context, or name another model in than"
+                    )
                 continue
             allowed = ", ".join(map(str, sorted(scored[encoding])))
             raise UserError(

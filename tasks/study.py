@@ -83,7 +83,10 @@ class Study(Task):
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
         if packed := not self.dry and pack(folder) > 0:  # records of another machine, which this one may not train
-            _report(session, folder)
+            try:
+                _report(session, folder)
+            except UserError as error:  # the others can be trained
+                session.console.print(str(error), soft_wrap=True, markup=False)
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
         planned = plan(folder, runs, settings)
         todo = [each for each in planned if not each.finished]
@@ -115,7 +118,10 @@ class Study(Task):
         limit, gpus = max(0.0, end - time.monotonic()), gpus_for(todo)
         failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus, self.seeds, after)
         if pack(folder) or not (todo or packed):  # the question or the claims may have changed
-            _report(session, folder)
+            try:
+                _report(session, folder)
+            except UserError as error:
+                failed.append(str(error))
         if searches:  # those that have ended are runs by now
             planned = plan(folder, runs, settings)
         if left := sum(not each.finished for each in planned):

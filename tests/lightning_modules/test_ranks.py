@@ -285,7 +285,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE"
         (STEP, 2, 1, None),
         (STEP, 1, 1, "2 ranks on 1 node, not 1 rank on 1 node"),
         (STEP, 1, 2, "2 ranks on 1 node, not 2 ranks on 2 nodes"),
-        (BATCH, 4, 1, "2 ranks on 1 node, not 4 ranks on 1 node"),
+        (BATCH, 2, 1, "1 rank on 1 node, not 2 ranks on 1 node"),
         (BATCH, 1, 1, None),  # one of several commands of the batch job
         ({**STEP, "SLURM_JOB_NAME": "interactive"}, 4, 1, None),
         (TORCHRUN, 2, 2, None),

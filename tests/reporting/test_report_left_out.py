@@ -223,10 +223,10 @@ def test_records_are_assigned_such_that_every_line_has_one(tmp_path):
     for overrides in ((), ("data.length=128",)):
         make_run(tmp_path / "runs", "rope", 0, *overrides)
     runs = read_study([tmp_path]).runs
-    assert absent(tmp_path, runs) == absent(tmp_path, runs[::-1]) == ([], 0)
+    assert absent(tmp_path, runs) == absent(tmp_path, runs[::-1]) == ([], [])
     for one in (runs[:1], runs[1:]):
         lacking, unlisted = absent(tmp_path, one)
-        assert (len(lacking), unlisted) == (1, 0)
+        assert (len(lacking), unlisted) == (1, [])
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -114,7 +114,7 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
     assert holding(table) == f"{held} Change at 128 tokens: pope 0.0 %."
     alone = lengths_table({"rope": found["rope"]}, "")
     assert alone.rows[0]["fails"] == "not up to 32"
-    assert holding(alone) == "No context beyond the trained length was scored."
+    assert holding(alone) == "No context beyond the trained length was scored without extensions."
 
 
 def test_positions_of_all_models_are_drawn_in_one_context(tmp_path, report):

@@ -73,3 +73,16 @@ def test_a_package_whose_class_is_named_counts_as_a_change(tmp_path, monkeypatch
     assert first == again != other
     own = {"task": {"_target_": "bearings.tasks.train.Train"}, "domain": {"path": "a"}}
     assert code_state(own) == {"commit": "a" * 40, "dirty": None}
+
+
+def test_files_of_a_package_that_cannot_be_read_do_no_harm(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "a" * 40, "dirty": None})
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine" / "inner.py").mkdir(parents=True)
+    (tmp_path / "mine" / "__init__.py").touch()
+    config = {"encoding": {"_target_": "mine.Spin"}}
+    before = code_state(config)
+    (tmp_path / "mine" / ".#spin.py").symlink_to(tmp_path / "nowhere")  # of an editor
+    assert code_state(config) == before
+    (tmp_path / "mine" / "inner.py" / "moved.py").touch()
+    assert code_state(config) != before

@@ -150,6 +150,11 @@ def test_what_follows_a_run_finds_it_in_a_folder_of_any_name(tmp_path, folder):
             "claims: [{claim: x, model: rope, than: pope, context: 64}]\nruns: ['experiment=debug encoding=rope,pope']",
             "claims: context=64: no line of then scores rope with it; allowed: none; change",
         ),
+        (
+            "claims: [{claim: x, model: rope, context: 64}]\nruns: ['experiment=debug encoding=rope']\n"
+            "then: [task=extrapolate]",
+            "claims: context=64: rope is trained on 64 tokens: give a longer context",
+        ),
     ],
 )
 def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path, listed, message):
@@ -160,7 +165,7 @@ def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path,
 
 @pytest.mark.parametrize(("line", "context"), [("task.contexts=[99]", 99), ("task.contexts=[99]", 64), ("", 1024)])
 def test_claims_about_contexts_that_are_scored_are_allowed(tmp_path, line, context):
-    claims = [{"claim": "x", "model": "rope", "context": context}]
+    claims = [{"claim": "x", "model": "rope", "than": "rope", "context": context}]
     study = {"claims": claims, "runs": ["experiment=debug encoding=rope"], "then": [f"task=extrapolate {line}"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     assert len(planning.plan(tmp_path, tmp_path / "trained")) == 1
