@@ -113,7 +113,8 @@ def absent(folder: Path, runs: Sequence[Run]) -> tuple[list[Absent], list[Run]]:
     wanted = [_asked(line) for line in lines]
     recorded = _recorded(wanted, [*map(len, lines)], runs)
     lacking = [Absent(" ".join(line), wanted[row]) for row, line in enumerate(lines) if row not in recorded]
-    return lacking, [run for column, run in enumerate(runs) if column not in recorded.values()]
+    used = {*recorded.values()}
+    return lacking, [run for column, run in enumerate(runs) if column not in used]
 
 
 def unrecorded_values(folder: Path, missing: Container[str]) -> list[str]:

@@ -115,7 +115,6 @@ class Planning:
         # By the chosen configuration files, so that each is composed once.
         self._followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
         self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
-        self._trained: defaultdict[str, set[int]] = defaultdict(set)  # data.length by encoding
         self._kept = cache(lambda: _kept_data(folder))  # most studies do not need it
 
     def add(self, line: str, each: Sequence[str], chosen: Sequence[str] | None) -> None:
@@ -150,7 +149,9 @@ class Planning:
         alike = self._alike.values()
         _refuse_absent(self.folder, self.study, {each.config["names"]["encoding"] for each in alike})
         _refuse_other_splits(self.folder, self.study, {split for each in alike for split in each.splits})
-        _refuse_unscored(self.folder, self.study, self._scored, self._trained)
+        lengths = [(each.config["names"]["encoding"], each.config["data"]["length"]) for each in alike]
+        shortest = dict(sorted(lengths, reverse=True))  # the last of each encoding
+        _refuse_unscored(self.folder, self.study, self._scored, shortest)
 
     def _identified(self, line: str, given: list[str]) -> Alike:
         """What the runs with the settings `given` have in common with those of other seeds."""
@@ -181,7 +182,6 @@ class Planning:
 
     def _check_followers(self, run: RunDirectory, config: Mapping, alike: Alike) -> None:
         """Check the lines of `then` for `run`, and note the contexts that they score."""
-        self._trained[config["names"]["encoding"]].add(config["data"]["length"])
         names = tuple(config["names"].items())
         if names not in self._followed:
             self._followed[names] = [_followed(self.folder, then, config["names"]) for then in self.then]
@@ -245,19 +245,22 @@ def _refuse_other_splits(folder: Path, study: Mapping[str, Any], splits: set[str
 
 
 def _refuse_unscored(
-    folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]], trained: Mapping[str, set[int]]
+    folder: Path, study: Mapping[str, Any], scored: Mapping[str, set[int]], trained: Mapping[str, int]
 ) -> None:
-    """Raise UserError for a claim whose context is not among those `scored` for its encodings, or not long enough."""
+    """Raise UserError for a claim whose context is not among those `scored` for its encodings, or not long enough.
+
+    `trained` has the shortest trained length of each encoding.
+    """
     for claim in study.get("claims", ()):
         for model in (claim.model, claim.than):
             if claim.context is None or model is None:
                 continue
             encoding = model.partition(",")[0]
             if claim.context in scored[encoding]:
-                if claim.than is None and claim.context <= (shortest := min(trained[encoding])):
+                if claim.than is None and claim.context <= (length := trained[encoding]):
                     raise UserError(
-                        f"{folder / LIST}, claims: context={claim.context}: {encoding} is trained on {shortest} "
-                        "tokens: give a longer context, or name another model in than"
+                        f"{folder / LIST}, claims: context={claim.context}: {encoding} is trained on {length} tokens: "
+                        "give a longer context, or name another model in than"
                     )
                 continue
             allowed = ", ".join(map(str, sorted(scored[encoding])))

@@ -82,11 +82,8 @@ class Study(Task):
             settings.append(as_setting("stores", stores))
         if trusted():
             settings.append(f"trust=[{','.join(trusted())}]")
-        if packed := not self.dry and pack(folder) > 0:  # records of another machine, which this one may not train
-            try:
-                _report(session, folder)
-            except UserError as error:  # the others can be trained
-                session.console.print(str(error), soft_wrap=True, markup=False)
+        packed = not self.dry and pack(folder) > 0  # records of another machine, which this one may be unable to train
+        faults = _faults(session, folder) if packed else []  # told at the end, because the other runs can be trained
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
         planned = plan(folder, runs, settings)
         todo = [each for each in planned if not each.finished]
@@ -118,21 +115,29 @@ class Study(Task):
         limit, gpus = max(0.0, end - time.monotonic()), gpus_for(todo)
         failed = execute(todo, self.jobs, runs / "logs", limit, self.commit, gpus, self.seeds, after)
         if pack(folder) or not (todo or packed):  # the question or the claims may have changed
-            try:
-                _report(session, folder)
-            except UserError as error:
-                failed.append(str(error))
+            faults = _faults(session, folder)
         if searches:  # those that have ended are runs by now
             planned = plan(folder, runs, settings)
         if left := sum(not each.finished for each in planned):
             what = "runs and searches" if any(isinstance(each, Searched) for each in planned) else "runs"
             unfinished = f"{left} of {len(planned)} {what} are not finished: rerun the command to resume"
-            raise UserError("\n".join([unfinished, *dict.fromkeys(failed)]))
+            faults = [unfinished, *dict.fromkeys(failed), *faults]
+        if faults:
+            raise UserError("\n".join(faults))
 
 
 def _report(session: Command, folder: Path) -> None:
     write_summary(folder)
     session.console.print(f"wrote {folder / 'README.md'}", soft_wrap=True)
+
+
+def _faults(session: Command, folder: Path) -> list[str]:
+    """Write the page of a study. Returns why it could not be written, if so."""
+    try:
+        _report(session, folder)
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _report_all(session: Command) -> None:

@@ -256,7 +256,7 @@ def test_records_are_packed_and_summed_up_at_the_end(tmp_path, command, monkeypa
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_page_is_left_as_it_is_if_records_cannot_be_read(tmp_path, command):
+def test_a_page_is_left_as_it_is_if_records_cannot_be_read(tmp_path, command, monkeypatch):
     study = tmp_path / "study"
     study.mkdir()
     (study / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
@@ -272,6 +272,15 @@ def test_a_page_is_left_as_it_is_if_records_cannot_be_read(tmp_path, command):
     ):
         command("study=study", "task.report=true")
     assert {name: (study / name).read_bytes() for name in before} == before
+    (study / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1,2 encoding=rope\n")
+    monkeypatch.setattr(running, "execute", lambda *given: ["one failed"])
+    with pytest.raises(
+        UserError, match=r"(?s)^1 of 3 runs are not finished: .*\none failed\nthe page in study is not written"
+    ):
+        command("study=study")
+    (study / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
+    with pytest.raises(UserError, match=r"^the page in study is not written, as it would lack records: "):
+        command("study=study")
 
 
 def test_records_of_other_data_count_and_are_named(tmp_path, command):
