@@ -12,8 +12,7 @@ from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS
 from .study import Comparison
 from .tables import at_least, p_value, percentages, with_sign, wrong
 
-MOST = 8  # clauses of a result; of more encodings, those with the same verdict share one
-IN_ALL = 12  # clauses of several results
+MOST = 8  # clauses of all results; of more encodings, those with the same verdict share one
 APART = 2  # encodings with the same verdict that still have a clause each
 LEGEND = "Differences are in % of the reference's nats/token; lower is better. 95 % intervals are in parentheses."
 
@@ -45,7 +44,7 @@ def answers(found: Sequence[Score], reference: str) -> list[Answer]:
     for score in found:
         places.setdefault((score.comparison.name, score.split), []).append(score)
     compared = sum(each.chosen and not each.is_reference and not each.part for each in found)
-    most = MOST if compared <= IN_ALL or len(places) == 1 else APART
+    most = MOST if compared <= MOST or len(places) == 1 else APART
     results = [
         Answer(
             title_of(scores[0]), [*_clauses(scores, reference, len(places), most), *_same_models(scores[0].comparison)]

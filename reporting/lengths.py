@@ -20,7 +20,7 @@ from .tables import Row, Table, interval, with_sign
 COLUMNS = ("stretch", "context", "trained", "beyond", "low", "high", "targets", "nats")
 PLAIN = "none"  # the frequencies used in training
 NOT_UP_TO = "not up to"  # a context: the loss does not rise so far, and longer contexts were not scored
-MOST_CHANGES = 12  # models whose changes a sentence lists
+MOST_CHANGES = 8  # models whose changes a sentence lists
 FOLDED = 30  # rows above which the page shows only the title of the table
 TOLERANCE = 0.01  # a model fails where nats/token exceed those at the trained length by more than this share
 
@@ -136,24 +136,36 @@ def _change(changes: Sequence[float]) -> Row:
 
 
 def holding(table: Table) -> str:
-    """Which models in a `lengths_table` never fail without extensions, and how the loss of few models changes.
+    """Which models in a `lengths_table` never fail without extensions, and how the loss changes.
 
-    With more than MOST_CHANGES models, changes are listed only for those that never fail, if these are few enough.
+    Changes are listed if there are at most MOST_CHANGES models. Otherwise the lowest and highest stand for those that
+    fail, and also for those that never fail if these are more than MOST_CHANGES.
     """
     rows = [row for row in table.rows if row["stretch"] == PLAIN]
     if not any(row["beyond"] for row in rows):
         return "No context beyond the trained length was scored without extensions."
-    holds = [row for row in rows if row["fails"] == "never"]
+    few, holds = len(rows) <= MOST_CHANGES, [row for row in rows if row["fails"] == "never"]
     held = [parenthesised(row["model"]) for row in holds]
-    counted = f"{len(held)} of {len(rows)}"
     never = f"Models whose loss never rises by more than {100 * TOLERANCE:g} % beyond the trained length"
-    sentence = f"{never}, without extensions ({counted}): {', '.join(held) or 'none'}."
-    change, listed = ("Change", rows) if len(rows) <= MOST_CHANGES else ("Their change", holds)
-    changes = [f"{parenthesised(row['model'])} {_in_words(row)}" for row in listed if "change" in row]
-    if not changes or len(changes) > MOST_CHANGES:
+    sentence = f"{never}, without extensions ({len(held)} of {len(rows)}): {', '.join(held) or 'none'}."
+    first = [row for row in (rows if few else holds) if "change" in row]
+    others = [row for row in rows if row not in first and "change" in row]
+    changes = [_span(first)] if len(first) > MOST_CHANGES else [*map(_changed, first)]
+    changes += [f"the others {_span(others)}"] if len(others) > 1 else map(_changed, others)
+    if not changes:
         return sentence
     longest = max(int(key.removeprefix("at_")) for row in rows for key in row if key.startswith("at_"))
-    return f"{sentence} {change} at {longest:,} tokens: {', '.join(changes)}."
+    return f"{sentence} Change at {longest:,} tokens: {', '.join(changes)}."
+
+
+def _span(rows: Sequence[Row]) -> str:
+    """The lowest and the highest change."""
+    lowest, *_, highest = sorted(rows, key=lambda row: row["change"])
+    return f"from {_changed(lowest)} to {_changed(highest)}"
+
+
+def _changed(row: Row) -> str:
+    return f"{parenthesised(row['model'])} {_in_words(row)}"
 
 
 def _in_words(change: Row) -> str:

@@ -20,7 +20,7 @@ from .statistics import (
     estimate,
     holm,
 )
-from .study import MOST_SETTINGS, Comparison, Study, coming, differing
+from .study import MOST_SETTINGS, Comparison, Study, coming, differing, joined
 
 ALPHA = 1 - CONFIDENCE
 FEW_SEEDS = "not enough seeds"  # verdict
@@ -167,7 +167,7 @@ def with_pooled(found: Sequence[Score]) -> list[Score]:
     groups: dict[tuple, list[tuple[int, Contestant, Difference]]] = {}
     variants = {
         studies: {key for score in found if score.comparison.studies <= studies for key in score.comparison.variants}
-        for studies in _joined(found)
+        for studies in joined(score.comparison.studies for score in found)
     }
     for i, score in enumerate(found):
         studies = next(each for each in variants if score.comparison.studies <= each)
@@ -222,7 +222,7 @@ def adjusted(found: Sequence[Score], unmade: Mapping[Path, int]) -> list[Score]:
         unmade: number of such models by study, as in `Study`.
     """
     result = list(found)
-    for studies in _joined(found):
+    for studies in joined(score.comparison.studies for score in found):
         family = [i for i, score in enumerate(found) if not score.part and score.comparison.studies <= studies]
         splits = max(len(found[i].comparison.splits) for i in family)
         planned = splits * coming(unmade, studies)
@@ -234,12 +234,3 @@ def adjusted(found: Sequence[Score], unmade: Mapping[Path, int]) -> list[Score]:
                 hinges = result[i].hinges or holm(otherwise)[place] < ALPHA <= p
                 result[i] = replace(result[i], **{name: p}, tests=len(tests), hinges=hinges)
     return result
-
-
-def _joined(found: Sequence[Score]) -> list[frozenset[Path | None]]:
-    """The studies in disjoint sets: two are in the same set if a comparison has runs of both."""
-    sets: list[frozenset[Path | None]] = []
-    for studies in {score.comparison.studies for score in found}:
-        touched = [each for each in sets if each & studies]
-        sets = [each for each in sets if each not in touched] + [studies.union(*touched)]
-    return sets

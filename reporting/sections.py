@@ -29,7 +29,7 @@ from .score_tables import across_table, domain_table, subsets_table
 from .scores import Score
 from .study import Comparison, Study
 from .tables import Table
-from .take_off import take_off_plot, take_off_table
+from .take_off import take_off_plot, take_off_tables
 from .variants import variants_of, variants_table
 from .zero_shot import zero_shot_tables
 
@@ -49,7 +49,8 @@ class Sections:
     def __init__(
         self, study: Study, found: Sequence[Score], reference: str, margin: float | None, folder: Path, stores: Path
     ):
-        self._study, self._comparisons, self._legend = study, study.comparisons, study.legend()
+        self._comparisons, self._legend = study.comparisons, study.legend()
+        self._take_offs = take_off_tables(study, reference)
         self._found, self._reference, self._margin, self._folder = found, reference, margin, folder
         self._pictured = [legible(comparison, found) for comparison in study.comparisons]
         self._styles = plots.styles_of([each.labels for each in self._pictured])
@@ -115,7 +116,7 @@ class Sections:
                 findings[table.slug] = failures(table)
         shown += zero_shot_tables(comparison, self._reference)
         shown.append(runs_table(comparison))
-        shown.append(take_off_table(self._study, comparison, self._reference))
+        shown.append(self._take_offs.get(comparison.name))
         of_few = (
             take_off_plot,
             plots.loss_plot,

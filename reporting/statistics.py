@@ -248,12 +248,16 @@ class _Analysis:
         drawn, error = self.clusters.drawn, float(self.clusters.error)
         below, above = (self.both.tail(margin - sign * value, upwards=sign > 0) for sign in (-1, 1))
         return {
-            "cluster_p": float((1 + (np.abs(drawn) >= abs(value / error)).sum()) / (1 + len(drawn)))
-            if error
-            else float(value == 0),
+            "cluster_p": _beyond(drawn, value / error) if error else float(value == 0),
             "both_p": 2 * self.both.tail(abs(value), upwards=value < 0),
             "equivalence_p": max(below, above),
         }
+
+
+def _beyond(drawn: np.ndarray, observed: float) -> float:
+    """Two-sided p of `observed` from both tails of `drawn`, so that it agrees with the interval, which is equal-tailed."""
+    tails = (drawn >= observed).sum(), (drawn <= observed).sum()
+    return float(min(1, 2 * (1 + min(tails)) / (1 + len(drawn))))
 
 
 def _floats(pair) -> Interval:

@@ -289,6 +289,15 @@ def coming(unmade: Mapping[Path, int], studies: Iterable[Path | None]) -> int:
     return sum(unmade.get(study, 0) for study in studies if study is not None)
 
 
+def joined(every: Iterable[frozenset[Path | None]]) -> list[frozenset[Path | None]]:
+    """The studies of comparisons in disjoint sets: two are in the same set if a comparison has runs of both."""
+    sets: list[frozenset[Path | None]] = []
+    for studies in set(every):
+        touched = [each for each in sets if each & studies]
+        sets = [each for each in sets if each not in touched] + [studies.union(*touched)]
+    return sets
+
+
 def differing(here: Mapping[str, Any], everyone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The items of `here` that differ from those of any of `everyone`."""
     keys = sorted({key for facts in [here, *everyone] for key in facts})

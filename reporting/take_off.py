@@ -15,7 +15,7 @@ from .naming import parenthesised
 from .scores import ALPHA
 from .solving import take_off
 from .statistics import FEWEST_SEEDS, holm
-from .study import Comparison, Study, coming
+from .study import Comparison, Study, coming, joined
 from .tables import Row, Table, at_least, p_value
 
 HALF = 0.5 + 1e-9  # a share of exactly 1/2, as a product of shares, can exceed it by rounding
@@ -99,18 +99,35 @@ def take_offs(comparison: Comparison) -> dict[str, TakeOff]:
     return {label: each for label, each in found.items() if each is not None}
 
 
-def take_off_table(study: Study, comparison: Comparison, reference: str) -> Table | None:
-    """When each chosen model takes off, first the earliest, and log-rank tests against `reference`; None if none does.
+def take_off_tables(study: Study, reference: str) -> dict[str, Table]:
+    """When each chosen model takes off, first the earliest, and log-rank tests against `reference`.
 
-    Models that a study lists and cannot test yet count as tests, so that p-values are not lower while it is unfinished.
+    P-values are adjusted as those of scores are (see `scores.adjusted`).
+
+    Returns:
+        A table for each comparison in which a model takes off, by the name of the comparison.
     """
+    found = {here.name: _rows(here, reference) for here in study.comparisons}
+    for studies in joined(here.studies for here in study.comparisons):
+        family = [row for here in study.comparisons if here.studies <= studies for row in found[here.name]]
+        tested = [row for row in family if row["p"] is not None]
+        tests = [*(row["p"] for row in tested), *[1.0] * coming(study.unmade, studies)]
+        for row, p in zip(tested, holm(tests), strict=False):
+            row["holm_p"] = p
+    return {
+        here.name: _table(here, reference, found[here.name])
+        for here in study.comparisons
+        if any(np.isfinite(row["steps"]).any() for row in found[here.name])
+    }
+
+
+def _rows(comparison: Comparison, reference: str) -> list[Row]:
+    """The rows of the table of one comparison, without adjusted p-values."""
     found = take_offs(comparison)
-    chosen = [each for each in comparison.chosen if each.label in found]
-    if not any(found[each.label].reached.any() for each in chosen):
-        return None
     rows: list[Row] = []
-    for contestant in chosen:
-        mine = found[contestant.label]
+    for contestant in comparison.chosen:
+        if (mine := found.get(contestant.label)) is None:
+            continue
         against = comparison.reference(contestant, reference)
         theirs = None if against is None or against is contestant else found.get(against.label)
         rows.append(
@@ -119,17 +136,16 @@ def take_off_table(study: Study, comparison: Comparison, reference: str) -> Tabl
                 "against": None if against is None or theirs is None else against.label,
                 "earlier": None if theirs is None else bool(log_rank_scores(mine, theirs)[0].sum() > 0),
                 "seeds": len(mine.steps),
+                "steps": np.sort(np.where(mine.reached, mine.steps, np.inf)),
                 "reached": f"{mine.reached.sum()} of {len(mine.steps)}",
                 "median": NEVER if mine.median is None else f"{mine.median:,}",
                 "p": None if theirs is None else log_rank_p(mine, theirs),
             }
         )
-    early = {label: np.sort(np.where(each.reached, each.steps, np.inf)).tolist() for label, each in found.items()}
-    rows.sort(key=lambda row: (row["median"] == NEVER, early[row["model"]]))
-    tested = [row for row in rows if row["p"] is not None]
-    tests = [*(row["p"] for row in tested), *[1.0] * coming(study.unmade, comparison.studies)]
-    for row, p in zip(tested, holm(tests), strict=False):
-        row["holm_p"] = p
+    return sorted(rows, key=lambda row: (row["median"] == NEVER, row["steps"].tolist()))
+
+
+def _table(comparison: Comparison, reference: str, rows: list[Row]) -> Table:
     columns = {
         "model": ("model", str),
         "seeds": ("seeds", str),
@@ -142,16 +158,16 @@ def take_off_table(study: Study, comparison: Comparison, reference: str) -> Tabl
         f"Take-off: the first validation with at least {100 * comparison.half_way:.3g} % right. Median: of the "
         "Kaplan-Meier estimate, in which a seed that has not taken off is censored at its last validation.",
     ]
-    if tested:
+    if any(row["p"] is not None for row in rows):
         notes.append(
             "p: log-rank test over seeds, by permutation (Peto and Peto, JRSS A 135(2), 1972). Holm p: adjusted for "
-            "all models of the comparison, and for those that the study still plans."
+            "all such tests of the study, and for those that it still plans."
         )
     return Table(f"{comparison.slug}-take-off", f"{comparison.name}: take-off", columns, rows, notes)
 
 
 def take_off_sentence(table: Table) -> str | None:
-    """The results of the tests in a `take_off_table`; None if nothing was tested."""
+    """The results of the tests in one of `take_off_tables`; None if nothing was tested."""
     rows = {row["model"]: row for row in table.rows}
     decided, undecided = [], []
     for row in table.rows:

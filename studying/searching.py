@@ -37,22 +37,34 @@ def edges_of_grids(folder: Path) -> str | None:
 
 
 def _names(runs: Sequence[str]) -> dict[str, str]:
-    """The encoding of each of `runs`, and its values of the settings that runs with one encoding differ in."""
-    words = {run: [word for word in run.split() if not word.startswith("encoding=")] for run in runs}
-    alike: dict[str, list[str]] = {}
+    """The encoding of each of `runs`, and its values of the settings that tell runs with the same encoding apart."""
+    alike: dict[str, list[list[str]]] = {}
+    encodings = {}
     for run in runs:
-        encodings = [word.partition("=")[2] for word in run.split() if word.startswith("encoding=")]
-        alike.setdefault(encodings[-1] if encodings else "the default encoding", []).append(run)
-    varied = set()
-    for group in alike.values():
-        shared = set.intersection(*(set(words[run]) for run in group))
-        varied |= {key_of(word) for run in group for word in words[run] if word not in shared}
+        words = run.split()
+        chosen = [word.partition("=")[2] for word in words if word.startswith("encoding=")]
+        encodings[run] = chosen[-1] if chosen else "the default encoding"
+        alike.setdefault(encodings[run], []).append([word for word in words if not word.startswith("encoding=")])
+    keys = list(dict.fromkeys(key_of(word) for group in alike.values() for words in group for word in words))
+
+    def told_apart(by: Sequence[str]) -> int:
+        return sum(len({_values(words, by) for words in group}) for group in alike.values())
+
+    needed = [*keys]
+    for key in reversed(keys):  # the first of settings that differ together stays
+        fewer = [each for each in needed if each != key]
+        if told_apart(fewer) == told_apart(keys):
+            needed = fewer
     names = {}
-    for encoding, group in alike.items():
-        for run in group:
-            own = [word for word in words[run] if key_of(word) in varied]
-            names[run] = f"{encoding} ({', '.join(own)})" if own else encoding
+    for run, encoding in encodings.items():
+        own = _values(run.split(), needed)
+        names[run] = f"{encoding} ({', '.join(own)})" if own else encoding
     return names
+
+
+def _values(words: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    """The settings among `words` of these `keys`."""
+    return tuple(word for word in words if key_of(word) in keys)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import MISSING, UNREAD, Comparison, Study
 from ..reporting.study_list import LIST, OUTCOMES, read_list
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign, write_csv
-from ..reporting.take_off import take_off_plot, take_off_sentence, take_off_table
+from ..reporting.take_off import take_off_plot, take_off_sentence, take_off_tables
 from ..reporting.zero_shot import zero_shot_tables
 from .catalogue import ROOT, STUDIES, studies
 from .outcomes import SPEEDS, Measured, Outcome, largest, measured_of, outcome_of, reference_of
@@ -176,8 +176,8 @@ def _page(
     question = textwrap.fill(listed.get("question", ""), 120, break_on_hyphens=False)
     lengths = {here.name: _lengths(here, each) for here, each in zip(study.comparisons, measured, strict=True) if each}
     several, many = len(given := answers(found, outcome.reference)) > 1, len(study.comparisons) > 1
-    take_offs = {here.name: _take_off(study, here, outcome.reference) for here in study.comparisons}
-    told = {name: take_off_sentence(table) for name, table in take_offs.items() if table is not None}
+    take_offs = _take_offs(study, outcome.reference)
+    told = {name: take_off_sentence(table) for name, table in take_offs.items()}
     shared = [clause for clause in given[0].clauses if all(clause in each.clauses for each in given)] if several else []
     own = [(each.name, [clause for clause in each.clauses if clause not in shared]) for each in given]
     items = {
@@ -303,17 +303,18 @@ def _best_first(lengths: Table) -> Table:
     return replace(lengths, rows=sorted(lengths.rows, key=lambda row: row.get(longest, math.inf)))
 
 
-def _take_off(study: Study, comparison: Comparison, reference: str) -> Table | None:
-    """The table of take-off of a comparison with few models."""
-    return take_off_table(study, comparison, reference) if len(comparison.contestants) <= MOST else None
+def _take_offs(study: Study, reference: str) -> dict[str, Table]:
+    """The tables of take-off of comparisons with few models."""
+    few = {here.name for here in study.comparisons if len(here.contestants) <= MOST}
+    return {name: table for name, table in take_off_tables(study, reference).items() if name in few} if few else {}
 
 
-def _further(study: Study, reference: str, take_offs: Mapping[str, Table | None]) -> list[Table]:
+def _further(study: Study, reference: str, take_offs: Mapping[str, Table]) -> list[Table]:
     """Tables of subsets, take-off, zero-shot benchmarks, and files that were scored with other context lengths."""
     tables = []
     for comparison in study.comparisons:
         tables += [subsets_table(comparison, split, reference) for split in comparison.splits]
-        tables.append(take_offs[comparison.name])
+        tables.append(take_offs.get(comparison.name))
         tables += zero_shot_tables(comparison, reference)
         for name in names_of(comparison):
             tables.append(_best_first(files_table(comparison, name, lengths_of(comparison, name))))

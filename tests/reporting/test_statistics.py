@@ -104,6 +104,20 @@ def test_coverage_with_log_normal_clusters_is_lower_if_they_are_few(seeds, clust
         assert least <= coverage(both_interval(sums + skewed * sizes, sizes)) <= most, (seed_sd, rest_sd)
 
 
+@pytest.mark.parametrize(
+    ("draw", "mean", "clusters", "least", "most"),
+    [("exponential", 1, 21, 1.2, 2.5), ("lognormal", np.exp(0.5), 12, 3.5, 5.5)],
+)
+def test_skewed_clusters_give_a_p_below_1_percent_more_often(draw, mean, clusters, least, most):
+    random = np.random.default_rng(clusters)
+    skewed = 0.05 * (getattr(random, draw)(size=(2 * STUDIES, 1, clusters)) - mean)
+    sums, sizes = study(5, clusters, 0.002, 0, 0.01, 2 * STUDIES)
+    sums += skewed * sizes
+    spread = Spread.of(sums, sizes, Bootstrap.of(sums.mean(-2), sizes))
+    low, high = (spread.value + sign * spread.reach(0.005, upwards=sign > 0) for sign in (-1, 1))
+    assert least <= 100 - coverage((low, high)) <= most
+
+
 def test_skewed_clusters_give_asymmetric_intervals():
     random = np.random.default_rng(0)
     for sign in (-1, 1):
@@ -323,12 +337,22 @@ def test_bootstrap_p_has_two_sides(sign):
     assert found.cluster_p == pytest.approx(stats.ttest_1samp(clusters, 0).pvalue, rel=0.2)
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_bootstrap_p_is_below_5_percent_if_its_interval_leaves_out_0(sign):
+    random = np.random.default_rng(0)
+    for shift in np.linspace(0, 0.7, 15):
+        clusters = random.exponential(size=21) - 1 + sign * shift
+        found = difference(np.tile(clusters, (3, 1)), np.zeros((3, 21)), np.ones(21), 0.1)
+        low, high = found.clusters
+        assert (found.cluster_p < 0.05) == (low > 0 or high < 0)
+
+
 def test_bootstrap_p_is_small_if_all_clusters_agree():
     random = np.random.default_rng(0)
     sizes = np.full(50, 300.0)
     change = (0.1 + 0.01 * random.normal(size=(3, 50))) * sizes
     found = difference(4 * sizes + change, np.tile(4 * sizes, (3, 1)), sizes, 0.01)
-    assert found.cluster_p == pytest.approx(1 / (intervals.RESAMPLES + 1))
+    assert found.cluster_p == pytest.approx(2 / (intervals.RESAMPLES + 1))
     assert found.equivalence_p > 0.99
 
 

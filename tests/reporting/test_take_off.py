@@ -16,7 +16,7 @@ from bearings.reporting.take_off import (
     log_rank_scores,
     take_off_plot,
     take_off_sentence,
-    take_off_table,
+    take_off_tables,
     take_offs,
 )
 
@@ -143,7 +143,7 @@ def table_of(tmp_path, unmade=0, **curves):
     study = read_study([tmp_path / "runs"])
     (comparison,) = study.comparisons
     study = replace(study, unmade={next(iter(comparison.studies)): unmade})
-    return take_off_table(study, comparison, "rope")
+    return take_off_tables(study, "rope")[comparison.name]
 
 
 def test_sentence_says_who_takes_off_earlier_by_the_statistic_of_the_test(tmp_path):
@@ -178,6 +178,17 @@ def test_models_that_the_study_still_plans_count_as_tests(tmp_path):
     assert unfinished.rows[0]["holm_p"] == pytest.approx(10 * done.rows[0]["holm_p"])
     assert take_off_sentence(done).startswith("Take-off: path takes off earlier than rope (")
     assert take_off_sentence(unfinished).startswith("Take-off: path against rope is undecided (")
+
+
+def test_tests_of_all_comparisons_of_a_study_are_adjusted_together():
+    """Also those of a comparison without a table, in which no model takes off."""
+    late, early, never = [0.1, 0.6], [0.6, 0.6], [0.1, 0.1]
+    first = comparison_of(validated("rope", *[late] * 5), validated("path", *[early] * 5))
+    second = comparison_of(validated("rope", *[never] * 5), validated("path", *[never] * 5))
+    second.name = "another task"
+    tables = take_off_tables(SimpleNamespace(unmade={}, comparisons=[first, second]), "rope")
+    assert [*tables] == ["task"]
+    assert [row["holm_p"] for row in tables["task"].rows if row["p"] is not None] == [2 * tables["task"].rows[0]["p"]]
 
 
 def test_without_take_off_there_is_no_table(tmp_path, report):
@@ -223,14 +234,14 @@ def test_models_whose_median_is_reached_come_first_and_then_the_earliest(tmp_pat
 def test_a_seed_that_ended_early_without_a_take_off_is_no_early_take_off():
     early, late = [0.1, 0.6], [0.1, 0.1, 0.6]
     comparison = comparison_of(validated("rope", early, early, early), validated("path", late, late, [0.1]))
-    table = take_off_table(SimpleNamespace(unmade={}), comparison, "rope")
+    (table,) = take_off_tables(SimpleNamespace(unmade={}, comparisons=[comparison]), "rope").values()
     assert [row["model"] for row in table.rows] == ["rope", "path"]
 
 
 def test_table_and_plot_are_about_the_accuracy_half_way_and_the_table_about_chosen_rates(tmp_path):
     models = [validated("rope", *[[0.1, 0.1]] * 3), validated("path", *[[0.1, 0.6]] * 3)]
     comparison = comparison_of(*models, others=[validated("path, learning_rate=1", *[[0.6, 0.6]] * 3)])
-    table = take_off_table(SimpleNamespace(unmade={}), comparison, "rope")
+    (table,) = take_off_tables(SimpleNamespace(unmade={}, comparisons=[comparison]), "rope").values()
     assert [(row["model"], row["reached"]) for row in table.rows] == [("path", "3 of 3"), ("rope", "0 of 3")]
     assert table.rows[0]["holm_p"] == table.rows[0]["p"]  # one test
     assert "validation with at least 50 % right." in table.notes[0]
@@ -252,7 +263,7 @@ def test_curves_keep_their_height_until_the_next_take_off(tmp_path, monkeypatch)
 def test_models_of_which_only_another_rate_takes_off_have_no_table():
     never = [validated(encoding, *[[0.1, 0.1]] * 3) for encoding in ("rope", "path")]
     comparison = comparison_of(*never, others=[validated("path, learning_rate=1", *[[0.6, 0.6]] * 3)])
-    assert take_off_table(SimpleNamespace(unmade={}), comparison, "rope") is None
+    assert not take_off_tables(SimpleNamespace(unmade={}, comparisons=[comparison]), "rope")
 
 
 def test_sentence_counts_the_seeds_of_both_models_that_take_off(tmp_path):
