@@ -8,6 +8,7 @@ import shutil
 import uuid
 from array import array
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -173,9 +174,14 @@ class StoreWriter:
         # Not tempfile.mkdtemp: the store would keep its mode 0700 and be unreadable for other users.
         self._temporary = self.directory.parent / f".{self.directory.name}.{uuid.uuid4().hex[:8]}"
         self._temporary.mkdir()
-        self._file = open(self._temporary / "tokens.bin", "wb")
-        self._marks = open(self._temporary / "marks.bin", "wb") if self.groups else None
-        self._names = open(self._temporary / "names.json", "w", encoding="ascii")
+        with ExitStack() as folder:
+            folder.callback(shutil.rmtree, self._temporary, ignore_errors=True)
+            with ExitStack() as files:
+                self._file = files.enter_context(open(self._temporary / "tokens.bin", "wb"))
+                self._marks = files.enter_context(open(self._temporary / "marks.bin", "wb")) if self.groups else None
+                self._names = files.enter_context(open(self._temporary / "names.json", "w", encoding="ascii"))
+                self._files = files.pop_all()
+            self._folder = folder.pop_all()
         return self
 
     def add(
@@ -255,16 +261,12 @@ class StoreWriter:
         return marks
 
     def __exit__(self, kind, value, traceback) -> None:
-        try:
-            if kind is None:
-                self._names.write("]")
-            for file in (self._file, self._marks, self._names):
-                if file:
-                    file.close()
+        with self._folder:
+            with self._files:
+                if kind is None:
+                    self._names.write("]")
             if kind is None:
                 self._finish()
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _finish(self) -> None:
         empty = [split for code, split in enumerate(self.split_names) if code not in self._splits]

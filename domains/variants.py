@@ -29,7 +29,7 @@ GROUP = ("group", "consequence")  # columns that may hold the group
 OTHERS = ("cadd", "phylop")  # columns with scores of other methods
 DAMAGING = "LOF"  # in the column `class`
 ALL = "all variants"
-PLACE = re.compile(r"(?P<record>[^:|\s]+):(?P<first>[0-9,]+)-(?P<last>[0-9,]+)")
+PLACE = re.compile(r"(?P<record>[^:|\s]+):(?P<first>[0-9][0-9,]*)-(?P<last>[0-9][0-9,]*)")
 # Gene regions of GRCh38 in Ensembl, whose headers name no positions: record, first and last base, strand.
 REGIONS = {
     "BRCA1|GRCh38|chr17": ("chr17", 43_043_692, 43_171_245, -1),

@@ -1,5 +1,6 @@
 """The token store and `Domain.prepare`: stores are complete or absent after any interruption."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -186,6 +187,22 @@ def test_interrupted_build_leaves_nothing(tmp_path, error):
     with pytest.raises(error):
         build()
     assert files_under(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["tokens.bin", "marks.bin", "names.json"])
+def test_a_build_that_cannot_open_a_file_leaves_nothing(tmp_path, monkeypatch, place):
+    def refused(file, *given, **options):
+        if Path(file).name == place:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        opened.append(open(file, *given, **options))  # noqa: SIM115 (the writer closes it)
+        return opened[-1]
+
+    opened = []
+    monkeypatch.setattr("bearings.domains.store.open", refused, raising=False)
+    with pytest.raises(OSError, match="No space left"), StoreWriter(tmp_path / "s", 10, (), ("group",)):
+        pass
+    assert files_under(tmp_path) == []
+    assert all(file.closed for file in opened)
 
 
 def test_failed_build_can_be_repeated(tmp_path):

@@ -189,6 +189,7 @@ def test_a_wrong_table_is_one_line(tmp_path, text, options, message):
         ({"dataset": "a/b", "path": "x"}, "use one of them"),
         ({"dataset": "a/b/c"}, "give ORG/NAME, or a folder"),
         ({"dataset_rows": 3}, "dataset_rows=3 without dataset"),
+        ({"dataset_split": "validation"}, "dataset_split=validation without dataset"),
     ],
 )
 def test_contradicting_options(options, message):

@@ -70,6 +70,8 @@ def test_windows_of_chromosomes_and_regions(tmp_path):
     assert letters(found.window("chr1", 2, 6)) == ("ACGTN", 2)  # fewer at the end of a sequence
     (tmp_path / "genome.fa").write_text(">chr1:2-1,000\nCGTA\n")
     assert letters(Reference([tmp_path / "genome.fa"], [variants], 4).window("chr1", 2, 6)) == ("CGTA", 1)
+    (tmp_path / "genome.fa").write_text(">chr2:,-5\nAAAA\n>chr1\nACGTNACGT\n")  # a name, not a place
+    assert letters(Reference([tmp_path / "genome.fa"], [variants], 4).window("chr1", 2, 3)) == ("CGT", 1)
 
 
 def test_a_genome_that_does_not_fit_gives_one_line(tmp_path):
