@@ -105,6 +105,7 @@ class Bearings(TemplateLM):
         self.codec, self.prefix, self.tokens_per_batch = session.domain.codec, prefix, tokens_per_batch
         self.max_length, self.precision = session.data.length, session.settings.precision
         self._device = session.settings.device
+        self._generator = torch.Generator(self._device).manual_seed(torch.initial_seed())
 
     @property
     def eot_token_id(self) -> int:
@@ -180,12 +181,11 @@ class Bearings(TemplateLM):
     def _drawn(self, tokens: torch.Tensor, how: Generation) -> Iterator[list[int]]:
         """Draw tokens step by step; yields one token id per row."""
         state = self.transformer.new_state(len(tokens), tokens.shape[1] + how.tokens)
-        generator = torch.Generator(self._device).manual_seed(torch.initial_seed())
         never = torch.tensor([], dtype=torch.int64, device=self._device)
         for _ in range(how.tokens):
             with torch.inference_mode():
                 logits = self.transformer.next_logits(tokens, state)
-                ids = draw(logits.float(), how.temperature, how.top_k, how.top_p, generator, never)
+                ids = draw(logits.float(), how.temperature, how.top_k, how.top_p, self._generator, never)
             yield ids.tolist()
             tokens = ids[:, None]
 

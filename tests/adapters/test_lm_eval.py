@@ -108,7 +108,7 @@ def test_rolling_likelihood_scores_every_token_once(model):
     assert rolling < nats[0]
 
 
-def test_generation_is_greedy_and_stops(model):
+def test_generation_is_greedy_and_stops(model, monkeypatch):
     contexts = [("the sea", {"until": ["\n"], "max_gen_toks": 12}), ("1234", {"until": [], "max_gen_toks": 5})]
     first, second = model.generate_until(requests("generate_until", *contexts))
     tokens = model.tok_encode("1234")
@@ -125,6 +125,9 @@ def test_generation_is_greedy_and_stops(model):
     )
     drawn = {"do_sample": True, "temperature": 1.0, "top_p": 0.9, "max_gen_toks": 4}
     assert len(model.generate_until(requests("generate_until", ("a" * 300, drawn)))) == 1
+    monkeypatch.setattr(model, "tokens_per_batch", 1)
+    many = {**drawn, "max_gen_toks": 12}
+    assert len({*model.generate_until(requests("generate_until", *[("the sea", many)] * 4))}) == 4
     assert Generation.of({"until": "x", "do_sample": False, "temperature": 0.7}, 95) == Generation(
         ("x",), 95, 0.0, None, None
     )
