@@ -1,6 +1,7 @@
 """Scores a complete split: every target once, deterministically, with one record per document."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +32,17 @@ class Window:
     def size(self) -> int:
         """Number of inputs."""
         return self.end - self.begin
+
+
+@contextmanager
+def evaluating(model: "Scored") -> Iterator[None]:
+    """Evaluation mode, and afterwards the previous mode, also after an error."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class Scored(Protocol):
@@ -143,21 +155,19 @@ class Evaluation:
         kinds = max(1, len(store.groups))
         # By document and group: nats, targets, and targets that were the likeliest token.
         totals = np.zeros((3, len(index), kinds))
-        was_training = model.training
-        model.eval()
         todo = windows(store, index, self.length, self.overlap, self.period)
         batches = list(batched(todo, [window.size for window in todo], self.tokens_per_batch))
         # A sharded model needs every rank in each pass: ranks without a batch repeat one without counting it.
-        for turn in range(0, len(batches), ranks()):
-            place = turn + rank()
-            batch = batches[place if place < len(batches) else 0]
-            figures = self._figures(model, store, index, batch, device, kinds)
-            if place < len(batches):
-                documents = [window.document for window in batch]
-                np.add.at(totals.swapaxes(0, 1), documents, figures.swapaxes(0, 1))
-            on_batch(min(turn + ranks(), len(batches)), len(batches))
+        with evaluating(model):
+            for turn in range(0, len(batches), ranks()):
+                place = turn + rank()
+                batch = batches[place if place < len(batches) else 0]
+                figures = self._figures(model, store, index, batch, device, kinds)
+                if place < len(batches):
+                    documents = [window.document for window in batch]
+                    np.add.at(totals.swapaxes(0, 1), documents, figures.swapaxes(0, 1))
+                on_batch(min(turn + ranks(), len(batches)), len(batches))
         totals = total(torch.from_numpy(totals).to(device)).cpu().numpy()
-        model.train(was_training)
         nats, counted, correct = totals
         return Records.of(
             store,

@@ -7,7 +7,7 @@ import torch
 
 from ..core.errors import DivergedError
 from .data_module import IGNORED, Piece
-from .evaluation import Scored, batched, figures_of
+from .evaluation import Scored, batched, evaluating, figures_of
 
 
 @torch.inference_mode()
@@ -37,24 +37,23 @@ def continuation_nats(
         if not len(context) or not 0 < len(then) <= length:
             raise ValueError(f"pair {number} has {len(context)} + {len(then)} tokens, for an input of at most {length}")
     nats, greedy = np.zeros(len(pairs)), np.zeros(len(pairs), bool)
-    was_training, done = model.training, 0
-    model.eval()
+    done = 0
     device = next(model.parameters()).device
     sizes = [min(len(context) + len(then) - 1, length) for context, then in pairs]
-    for batch in batched(range(len(pairs)), sizes, tokens_per_batch):
-        pieces = []
-        for index in batch:
-            context, then = pairs[index]
-            tokens = np.concatenate([context, then], dtype=np.int64)[-(length + 1) :]
-            targets = tokens[1:].copy()
-            targets[: -len(then)] = IGNORED
-            pieces.append(Piece(tokens[:-1], targets))
-        each, scored, right = figures_of(model, pieces, device, precision)
-        nats[batch] = each.sum(-1).cpu().numpy()
-        greedy[batch] = (right.bool() | ~scored).all(-1).cpu().numpy()
-        done += len(batch)
-        on_batch(done, len(pairs))
-    model.train(was_training)
+    with evaluating(model):
+        for batch in batched(range(len(pairs)), sizes, tokens_per_batch):
+            pieces = []
+            for index in batch:
+                context, then = pairs[index]
+                tokens = np.concatenate([context, then], dtype=np.int64)[-(length + 1) :]
+                targets = tokens[1:].copy()
+                targets[: -len(then)] = IGNORED
+                pieces.append(Piece(tokens[:-1], targets))
+            each, scored, right = figures_of(model, pieces, device, precision)
+            nats[batch] = each.sum(-1).cpu().numpy()
+            greedy[batch] = (right.bool() | ~scored).all(-1).cpu().numpy()
+            done += len(batch)
+            on_batch(done, len(pairs))
     if not np.isfinite(nats).all():
         raise DivergedError("the model's log-likelihoods are not finite: its training has diverged")
     return nats, greedy

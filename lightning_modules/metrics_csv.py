@@ -7,7 +7,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
-from ..core.checked_files import why
+from ..core.checked_files import DAMAGE, read_csv, why
 from ..core.errors import UserError
 from ..core.whole_files import written_whole
 
@@ -38,16 +38,16 @@ class MetricsCSV(Logger):
         path, kept = self.path, []
         if path.exists():
             try:
-                with open(path, newline="") as file:
-                    whole = (line for line in file if line.endswith("\n"))  # a full disk may have cut the last one off
-                    for row in csv.DictReader(whole):
-                        if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step):
-                            kept.append(row)
-            except (KeyError, TypeError, ValueError) as error:
+                rows = read_csv(path, ("step", "valid_nll"), growing=True)  # a full disk may have cut the last row off
+                kept = [
+                    row for row in rows if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step)
+                ]
+            except DAMAGE as error:
                 raise UserError(
                     f"{path} is damaged ({why(error)}): delete it and rerun the same command, which resumes "
                     "without its rows"
                 ) from error
+        self.columns += [name for name in (kept[0] if kept else ()) if name not in self.columns]
         with written_whole(path) as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.options import Option, Seed
 from ..core.words import plural
-from .evaluation import last_begin
+from .evaluation import evaluating, last_begin
 from .options import SamplingOptions
 from .transformer import Transformer
 
@@ -49,18 +49,16 @@ def sample(
         )
     device = prompt.device
     generator = torch.Generator(device).manual_seed(seed)
-    was_training = model.training
-    model.eval()
     state = model.new_state(len(prompt), prompt.shape[1] + tokens)
     drawn = torch.empty(len(prompt), tokens, dtype=torch.int64, device=device)
     never = torch.tensor(forbidden, dtype=torch.int64, device=device)
-    logits = model.next_logits(prompt, state)
-    for i in range(tokens):
-        drawn[:, i] = draw(logits.float(), given.temperature, given.top_k, given.top_p, generator, never)
-        on_token(i + 1)
-        if i + 1 < tokens:
-            logits = model.next_logits(drawn[:, i : i + 1], state)
-    model.train(was_training)
+    with evaluating(model):
+        logits = model.next_logits(prompt, state)
+        for i in range(tokens):
+            drawn[:, i] = draw(logits.float(), given.temperature, given.top_k, given.top_p, generator, never)
+            on_token(i + 1)
+            if i + 1 < tokens:
+                logits = model.next_logits(drawn[:, i : i + 1], state)
     return drawn
 
 

@@ -56,6 +56,16 @@ def test_models_are_scored_without_dropout_and_keep_their_mode(monkeypatch):
     assert done == [(1, 5), (2, 5), (3, 5), (5, 5)] * 2
 
 
+def test_models_keep_their_mode_after_an_interruption():
+    def interrupt(*counts):
+        raise KeyboardInterrupt
+
+    model = Bigram().train()
+    with pytest.raises(KeyboardInterrupt):
+        continuation_nats(model, PAIRS, 5, "32-true", 8, interrupt)
+    assert model.training
+
+
 def test_what_cannot_be_scored_is_refused():
     for pair in ((np.array([1]), np.arange(6)), (np.array([], int), np.array([1])), (np.array([1]), np.array([], int))):
         with pytest.raises(ValueError, match="pair 0 has"):
