@@ -1,13 +1,15 @@
 """Builds objects from a Hydra configuration, and reports every mistake in one line before anything is built."""
 
+import inspect
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
-from ..core.errors import UserError, several, shortened, suggestions
+from ..core.errors import UserError, nearest_key, several, shortened, suggestions
 from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
 from .overrides import choices_of, key_of, refuse_hidden_choices
 from .pretrained import start_from_pretrained
@@ -57,7 +59,7 @@ def _option_problems(given: Any) -> Iterator[str]:
             continue
         target = cast("DictConfig", OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))["_target_"]
         for problem in _problems("encoding", {**options, "_target_": target}):
-            yield f"encodings.{name}{problem.removeprefix('encoding')}"
+            yield re.sub(r"\bencoding(?=[.:])", f"encodings.{name}", problem)
 
 
 def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
@@ -190,7 +192,10 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
         if key in options:
             found += options[key].problems(value, f"{group}.")
         elif key != "_target_" and not lenient:
-            found.append(f"{group}.{key}: unknown key; {suggestions(key, options)}")
+            allowed = [f"{group}.{name}" for name in options]
+            found.append(
+                f"{group}.{key}: unknown key; {nearest_key(f'{group}.{key}', allowed)}allowed: {', '.join(allowed)}"
+            )
     yield from found
     lacking = [name for name, option in options.items() if option.default is REQUIRED and name not in block]
     if lacking and not lenient:
@@ -226,6 +231,13 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
     """
     target = located(block["_target_"], group)
     arguments = {key: value for key, value in block.items() if not key.startswith("_")}
+    try:
+        inspect.signature(target).bind(**arguments, **given)
+    except TypeError as error:
+        accepts = ", ".join([*given, *arguments])
+        raise UserError(
+            f"{group}._target_={block['_target_']}: its constructor must accept {accepts} ({error})"
+        ) from error
     try:
         return target(**arguments, **given)
     except ValueError as error:

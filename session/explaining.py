@@ -22,6 +22,7 @@ from ..core.terminal import printable
 from .overrides import as_setting, choices_of
 from .settings import CONFIGS
 
+NUMBERS = re.compile(r"[-+0-9.,eE\s]*")
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 
 
@@ -40,7 +41,7 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
                 f"{error.override}: cannot be parsed; check its brackets, and put each text with special characters in "
                 f'quotes, such as "{key}={example}"'
             )
-        quoted = shlex.quote(as_setting(key, value))
+        quoted = _in_shell(as_setting(key, value))
         return f"{error.override}: cannot be parsed; put a value with special characters in quotes: {quoted}"
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
@@ -75,8 +76,12 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         return f"{key}: {unknown}; {nearest_key(key, keys)}{others}"
     if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
         key, _, values = found[1].partition("=")
-        as_list = "" if choices_of(key) else f"; for a list, write {key}=[{values}]"
-        return f"{found[1]}: for a sweep over these values, add -m{as_list}"
+        if choices_of(key):
+            return f"{found[1]}: for a sweep over these values, add -m"
+        line = f"{found[1]}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
+        if NUMBERS.fullmatch(values):
+            return line
+        return f"{line}; if the comma is part of the value, write {_in_shell(as_setting(key, values))}"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
         return f"{mark.name} {fault_of(error)}: correct the file"
     if isinstance(error, HydraException | OmegaConfBaseException):
@@ -108,6 +113,11 @@ def one_line_errors() -> Iterator[None]:
             raise
         print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
         sys.exit(kind.exit_status)
+
+
+def _in_shell(setting: str) -> str:
+    """A setting as it is typed in a shell: in double quotes, which are easier to read, unless they would change it."""
+    return shlex.quote(setting) if re.search(r'["$`\\!]', setting) else f'"{setting}"'
 
 
 def _without(key: str, given: Sequence[str]) -> tuple[Sequence[str], list[str]]:

@@ -53,12 +53,15 @@ class RunDirectory:
         if run.config_file.exists():
             changed = changes(identity(cls.open(path).config), identity(config))
             settings = [key for key in changed if not key.startswith("content.")]  # the others are digests of data
-            how = "from other data"
+            how, resume = "from other data", ""
             if settings:
                 was, now = map(as_typed, changed[settings[0]])
                 how = f"with another configuration ({settings[0]}={was}, not {now})"
+                resume = f"to resume it, repeat the settings of its command, which are in {run.config_file}; otherwise "
             if changed:
-                raise UserError(f"{path} was made {how}: leave out run= for an automatic directory, or name a new one")
+                raise UserError(
+                    f"{path} was made {how}: {resume}leave out run= for an automatic directory, or name a new one"
+                )
         return run
 
     @classmethod
@@ -241,8 +244,6 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
             refuse_strange_files(self.path)
             lock = FileLock(self.path / ".lock", timeout=0)
-            if os.path.islink(lock.lock_file):  # older versions of filelock truncate the target of a link
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), lock.lock_file)
             free, needed = shutil.disk_usage(self.path).free, 5 * checkpoint_bytes
             if free < needed:
                 space = math.floor(free / 2**20), math.ceil(needed / 2**20)  # so that they are never the same

@@ -27,7 +27,8 @@ def folder_of(study: str, dry: bool = False) -> Path:
     if study not in studies():
         folder = Path(study).expanduser()
         if not (folder / LIST).exists():
-            raise UserError(f"study={study}: {folder / LIST} does not exist; {suggestions(study, studies())}")
+            allowed = f"{suggestions(study, studies())}, or a folder with a {LIST}"
+            raise UserError(f"study={study}: {folder / LIST} does not exist; {allowed}")
         return folder
     here, there = Path("studies") / study, STUDIES / study
     if (here / LIST).exists():

@@ -136,7 +136,7 @@ def test_an_experiment_s_options_of_an_encoding_are_for_that_one_and_give_way_to
     ("setting", "message"),
     {
         "+encodings.pop.base=1.0": "encodings.pop: unknown encoding; did you mean pope? allowed: ",
-        "+encodings.rope.bse=1.0": "encodings.rope.bse: unknown key; did you mean base?",
+        "+encodings.rope.bse=1.0": "encodings.rope.bse: unknown key; did you mean encodings.rope.base?",
         "+encodings.rope.width=8": "encodings.rope.width: unknown key; ",
         "+encodings.rope.base=high": "encodings.rope.base='high': it should be a valid number",
         "+encodings.rope=3": "encodings={'rope': 3}: it should map encodings to options",

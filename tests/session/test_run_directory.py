@@ -304,8 +304,20 @@ def test_metrics_that_are_deleted_while_the_run_trains_begin_anew(tmp_path, monk
 
 def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
     (tmp_path / "metrics.csv").write_text("10,1.5\n20,1.4\n")
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(KeyError: 'step'\): delete it and rerun"):
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(the column step is missing\): delete it and rerun"):
         MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20, 20)
+    (tmp_path / "metrics.csv").write_text("step,train_nll,valid_nll\n10,1.5,,7\n")
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged \("):
+        MetricsCSV(tmp_path / "metrics.csv", ["train_nll", "valid_nll"], 20, 20)
+
+
+def test_a_metric_that_a_resumed_run_no_longer_logs_is_kept(tmp_path):
+    path, rows = tmp_path / "metrics.csv", "step,train_nll,valid_nll,gone\r\n10,1.4,,3\r\n"
+    path.write_bytes(rows.encode())
+    logger = MetricsCSV(path, ["train_nll", "valid_nll"], 10, 0)
+    assert path.read_bytes() == rows.encode()
+    logger.log_metrics({"train_nll": 1.3}, 20)
+    assert path.read_text().splitlines()[-1] == "20,1.3,,"
 
 
 def test_a_row_of_metrics_that_a_full_disk_has_cut_off_is_dropped(tmp_path):

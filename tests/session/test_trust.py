@@ -160,11 +160,21 @@ def test_a_class_of_another_package_can_use_the_time_of_the_medium(run, tmp_path
     assert run(*own, *text, "task=check", "experiment=debug")[0] == 0
 
 
+def test_a_class_with_another_constructor_gives_one_line(run):
+    status, _, err = run("encoding._target_=mine.NoArguments", "trust=mine", "domain=flip_flop", "task=check")
+    assert (status, err.count("\n")) == (2, 1)
+    needed = "its constructor must accept width, heads, kv_heads, head_dim"
+    assert err.startswith(f"error: encoding._target_=mine.NoArguments: {needed} (got an unexpected keyword argument ")
+
+
 def test_a_class_of_another_package_brings_its_own_options(run):
     own = ("encoding=pope", "encoding._target_=mine.Mine", "trust=mine", "domain=flip_flop", "task=check")
     assert run(*own, "encoding.speed=0.3")[0] == 0
     status, _, err = run(*own, "encoding.sped=0.3")
-    assert (status, err) == (2, "error: encoding.sped: unknown key; did you mean speed? allowed: window, speed\n")
+    assert (status, err) == (
+        2,
+        "error: encoding.sped: unknown key; did you mean encoding.speed? allowed: encoding.window, encoding.speed\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +262,7 @@ def test_an_export_that_names_other_code_is_refused(tmp_path, group, target):
     [
         ({"model": {"width": "abc"}}, "model.width='abc': it should be a valid integer"),
         ({"model": {"_args_": [1]}}, "model._args_: unknown key"),
-        ({"encoding": {"dleta_init": "zero"}}, "encoding.dleta_init: unknown key; did you mean delta_init?"),
+        ({"encoding": {"dleta_init": "zero"}}, "encoding.dleta_init: unknown key; did you mean encoding.delta_init?"),
         ({"names": {"encoding": "../../x"}}, "names.encoding='../../x': it should be the name"),
         (
             {"names": {"encoding": "gone"}},

@@ -17,6 +17,8 @@ class Mine(NoPE):
         self, width: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None, speed: float = 0.1
     ):
         super().__init__(width, heads, kv_heads, head_dim, window=window)
+class NoArguments(NoPE):
+    def __init__(self): pass
 from bearings.domains.base import Domain
 class Half(Domain):
     def options(self): return {}
