@@ -16,30 +16,24 @@ class EpilogueMLP(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, gate_up: Tensor, down: Tensor, config: object = None) -> Tensor:
-        """From `x [N, C]`, `gate_up [2 H, C]` and `down [C, H]` to `[N, C]`, in the dtype of x.
-
-        `config` is a `GemmConfig` of quack; default: quack's own.
-        """
+    def forward(ctx, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """From `x [N, C]`, `gate_up [2 H, C]` and `down [C, H]` to `[N, C]`, in the dtype of x."""
         from quack.gemm_interface import gemm_gated  # pyright: ignore[reportMissingImports]
 
         gate_up, down = interleaved(gate_up, x.dtype), down.to(x.dtype)
-        both, product = gemm_gated(x, gate_up.T, activation="swiglu", tuned=False, config=config)
+        both, product = gemm_gated(x, gate_up.T, activation="swiglu", tuned=False)
         ctx.save_for_backward(x, both, gate_up, down)
-        ctx.config = config
         return product @ down.T
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x and, in float32, of both weights."""
         from quack.gemm_interface import gemm_dgated  # pyright: ignore[reportMissingImports]
 
         (grad,), (x, both, gate_up, down) = grads, ctx.saved_tensors
         grad = grad.contiguous()
-        dboth, product = gemm_dgated(
-            grad, down, both, activation="swiglu", tuned=False, dynamic_scheduler=False, config=ctx.config
-        )
-        return dboth @ gate_up, separated(dboth.T @ x), grad.T @ product, None
+        dboth, product = gemm_dgated(grad, down, both, activation="swiglu", tuned=False, dynamic_scheduler=False)
+        return dboth @ gate_up, separated(dboth.T @ x), grad.T @ product
 
 
 def interleaved(weight: Tensor, dtype: torch.dtype) -> Tensor:

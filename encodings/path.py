@@ -26,6 +26,13 @@ from .contract.state import KeyValueState, TailState
 from .fox import GatedState
 from .options import PaTHOptions
 
+PAPER = Paper(
+    "Yang et al.",
+    2025,
+    "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+    "2505.16381",
+)
+
 
 @dataclass(kw_only=True)
 class PaTHState(KeyValueState, GatedState, TailState):
@@ -88,12 +95,7 @@ class PaTH(Encoding):
         terms=r"The unit vector $w_u$ and $\beta_u$, between 0 and `encoding.beta_max`, are computed from the hidden "
         "state of token $u$.",
         cache="keys, values, and products of the reflections; see the kernels' notes for their layout",
-        paper=Paper(
-            "Yang et al.",
-            2025,
-            "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
-            "2505.16381",
-        ),
+        paper=PAPER,
     )
 
     no_weight_decay = ("strength_bias", "taps")

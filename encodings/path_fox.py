@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.about import About, Paper
+from ..core.about import About
 from .base import Portrait
 from .fox import ForgetGate, new_sums, weakened
-from .path import PaTH, PaTHState
+from .path import PAPER, PaTH, PaTHState
 
 
 class PaTHFoX(PaTH):
@@ -20,12 +20,7 @@ class PaTHFoX(PaTH):
         equation=r"\text{score}(t, s) = q_t^\top H_t H_{t-1} \cdots H_{s+1}\, k_s + \sum_{u=s+1}^{t} \log f_u",
         terms="$H_u$ is the reflection of PaTH, $f_u$ the forget gate of FoX.",
         cache="as PaTH, and one cumulative log-gate per query head in float64",
-        paper=Paper(
-            "Yang et al.",
-            2025,
-            "PaTH Attention: Position Encoding via Accumulating Householder Transformations",
-            "2505.16381",
-        ),
+        paper=PAPER,
     )
 
     no_weight_decay = (*PaTH.no_weight_decay, "gate.projection.bias")

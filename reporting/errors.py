@@ -13,6 +13,7 @@ from .naming import settings_of
 from .plots import styles_of
 from .solving import solving
 from .study import Comparison
+from .tables import by_value
 
 WIDTH = 0.5  # of the markers of one value, side by side; neighbouring values are 1 apart
 
@@ -30,7 +31,7 @@ def errors_plot(comparisons: Sequence[Comparison], folder: Path) -> Plot | None:
     if not (alike and len(comparisons) > 1 and len(names) == 1 and all(settings) and len(labels) <= MOST):
         return None
     values = [found[0].partition("=")[2] for found in settings]
-    places = sorted(range(len(values)), key=lambda at: _order(values[at]))
+    places = sorted(range(len(values)), key=lambda at: by_value(values[at]))
     (styles,), (name,) = styles_of([labels]), names
     figure = Figure(figsize=(7.2, 3.9), layout="constrained")
     axes, named, rows = figure.add_subplot(), {}, []
@@ -70,11 +71,3 @@ def errors_plot(comparisons: Sequence[Comparison], folder: Path) -> Plot | None:
         f"Dotted: the task counts as solved with at most {limit:.3g} % wrong."
     )
     return write_plot(figure, folder / "errors", rows, f"{comparisons[0].domain}: wrong answers by {name}", caption)
-
-
-def _order(value: str) -> tuple[float, str]:
-    """Numbers in ascending order, then other values."""
-    try:
-        return float(value), value
-    except ValueError:
-        return float("inf"), value

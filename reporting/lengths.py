@@ -271,6 +271,8 @@ def lengths_table(
     ]
     if any(NOT_UP_TO in row["fails"] for row in rows):
         notes.append("Not up to: the loss does not rise so far, and longer contexts were not scored.")
+    if any("never" in row["fails"] for row in rows):
+        notes.append(f"Never: not up to {longest:,} tokens, the longest context in this table.")
     if left_out:
         notes.append(f"Left out because task=extrapolate has not scored every seed: {'; '.join(left_out)}.")
     return Table(slug, title, columns, rows, notes, folded=len(rows) > FOLDED)

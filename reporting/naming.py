@@ -16,10 +16,10 @@ def file_name(text: str) -> str:
     return name if len(name) <= 60 else f"{name[:53]}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:6]}"
 
 
-def parenthesised(label: str) -> str:
-    """A model's label for use in a sentence, with its settings in parentheses."""
+def parenthesised(label: str, pair: str = "()") -> str:
+    """A model's label for use in a sentence, with its settings in parentheses or another pair of brackets."""
     encoding, _, settings = label.partition(", ")
-    return f"{encoding} ({settings})" if settings else encoding
+    return f"{encoding} {pair[0]}{settings}{pair[1]}" if settings else encoding
 
 
 def without_digests(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Tables of a report: rows under headings, written as CSV and Markdown and shown on a terminal."""
 
 import csv
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -266,3 +267,11 @@ def percentage(proportion: float) -> str:
 def percentages(pair: tuple[float, float]) -> str:
     """An interval of a proportion, as text in per cent."""
     return f"{100 * pair[0]:.0f} to {100 * pair[1]:.0f} %"
+
+
+def by_value(text: str) -> tuple[float, str]:
+    """A key that sorts numbers by value, before other text."""
+    try:
+        return float(text), text
+    except ValueError:
+        return math.inf, text

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.words import plural, signed
+from ..reporting.naming import parenthesised
 from ..reporting.planned import listed
 from ..reporting.ranking import Ranking, ranked
 from ..reporting.scores import FEW_SEEDS
@@ -180,15 +181,9 @@ def _losses(outcome: Outcome) -> str:
 def _listed(rows: Sequence[Row], what: str) -> str:
     """The number of `rows` and the first of them with their differences."""
     shown = rows if len(rows) == NAMED + 1 else rows[:NAMED]  # "…" never stands for a single name
-    names = [f"{_bracketed(row['model'])} {signed(row['difference_percent'], 1)} %" for row in shown]
+    names = [f"{parenthesised(row['model'], '[]')} {signed(row['difference_percent'], 1)} %" for row in shown]
     more = ", …" if len(rows) > len(shown) else ""
     return f"{what}: {len(rows)} ({', '.join(names)}{more})" if len(rows) > 1 else f"{what}: {names[0]}"
-
-
-def _bracketed(label: str) -> str:
-    """`label` with its settings in brackets, for lists."""
-    encoding, _, settings = label.partition(", ")
-    return f"{encoding} [{settings}]" if settings else encoding
 
 
 def _lengths(outcome: Outcome) -> str:

@@ -16,7 +16,7 @@ from ..core.options import checked, options_of
 from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.finished import RATE
-from ..reporting.tables import Row, Table, write_csv
+from ..reporting.tables import Row, Table, by_value, write_csv
 from ..session.identity import incidental
 from ..session.matching import unmatched
 from ..session.overrides import as_typed
@@ -65,6 +65,10 @@ class Tune(Task):
         self.grid, self.numbers = given.grid or {}, given.points
 
     def __call__(self, session: Session) -> None:
+        if session.config["runs"] != "runs":
+            raise UserError(
+                f"runs={session.config['runs']}: a search writes to task.out: set task.out, or leave out runs="
+            )
         if session.config["run"] is not None:
             raise UserError(
                 f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"
@@ -210,21 +214,13 @@ def _merge(path: Path, scored: Sequence[Row]) -> list[Row]:
     each_seed, again = scored[0]["each_seed"], [[row[key] for key in keys] for row in scored]
     with FileLock(path.with_suffix(".lock")):
         rows = [row for row in _read(path) if row["each_seed"] != each_seed or [row[key] for key in keys] not in again]
-        rows = sorted([*rows, *scored], key=lambda row: (row["each_seed"], [_ordered(row[key]) for key in keys]))
+        rows = sorted([*rows, *scored], key=lambda row: (row["each_seed"], [by_value(row[key]) for key in keys]))
         same = [row for row in rows if row["each_seed"] == each_seed]
         best = min(same, key=lambda row: row["valid_nll"])
         for row in same:
             row["chosen"] = row is best
         write_csv(path, rows)
     return rows
-
-
-def _ordered(text: str) -> tuple[float, str]:
-    """A key that sorts numbers by value, before other text."""
-    try:
-        return float(text), ""
-    except ValueError:
-        return float("inf"), text
 
 
 def _read(path: Path) -> list[Row]:
