@@ -23,7 +23,7 @@ from ..kernels.attention.rope import rotate
 from ..kernels.documents import Documents
 from .attention_contenders import BASE, CONTENDERS, DECODERS, Inputs, make_inputs
 from .plot import plot
-from .sweep import BASELINE, sweep, sweep_arguments
+from .sweep import BASELINE, print_failure, sweep, sweep_arguments
 
 SLOW = 40.0  # milliseconds; slower contenders are timed in one round only
 
@@ -131,9 +131,7 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
             rows[name] |= check_and_weigh(call, encoding, i)
             calls[name] = call
         except Exception as error:
-            print(
-                f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True
-            )
+            print_failure(f"{name} at T={length} D={head_dim}", error)
             rows.pop(name, None)
     forward = time_alternating(calls, rounds)
     training = time_alternating({name: with_backward(call, i) for name, call in calls.items()}, rounds)

@@ -17,7 +17,7 @@ import triton.language as tl
 from ..kernels.attention import bias, flash
 from ..kernels.attention.distance import distance_attention
 from . import attention, attention_contenders
-from .sweep import BASELINE
+from .sweep import BASELINE, print_failure
 
 # Block sizes by kernel: queries, keys, warps, stages. The table's gradient has square blocks.
 SIZES = {
@@ -62,7 +62,7 @@ def main() -> None:
             error = "" if call is baseline else f"   error {attention.error_of(call(), given.table, inputs):.1e}"
             print(f"{name:32} {ms['forward']:8.3f} {ms['training']:8.3f}{error}", flush=True)
         except Exception as problem:
-            print(f"{name:32} {type(problem).__name__} {str(problem).splitlines()[:1]}", flush=True)
+            print_failure(name, problem)
 
     report(BASELINE, baseline)
     report("default")

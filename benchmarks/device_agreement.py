@@ -35,7 +35,8 @@ def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namesp
     if done.returncode:
         print(f"{encoding} seed {seed} on {accelerator} failed:\n{done.stdout}{done.stderr}", file=sys.stderr)
         return row
-    (path,) = (file.parent for file in runs.glob(f"*/{encoding}/*-s{seed}/manifest.json"))
+    found = runs.glob(f"*/{encoding}/*-s{seed}/manifest.json")  # several, if earlier calls had other settings
+    path = max(found, key=lambda file: file.stat().st_mtime).parent
     session = RunDirectory.open(path).manifest["sessions"][-1]
     return row | {
         "valid_nats_per_token": Records.load(path / "nll" / "valid.npz").nats_per_token,

@@ -27,7 +27,7 @@ from ..session.overrides import choices_of
 from ..session.settings import CONFIGS
 from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS
-from .sweep import allow_recompiling, sweep, sweep_arguments
+from .sweep import allow_recompiling, print_failure, sweep, sweep_arguments
 
 ROPE = "rope"
 HEADS, WIDTH = 16, 1024
@@ -125,7 +125,7 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> Itera
             layer = Layer(name, length, head_dim)
             memory, graphs = weigh(layer), graphs_of(layer)
         except Exception as error:
-            print(f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error)[:200]}", flush=True)
+            print_failure(f"{name} at T={length} D={head_dim}", error)
             continue
         row = {"encoding": name, "length": length, "head_dim": head_dim, "rows": layer.rows, **memory}
         for kind, unit, factor in (("forward", "ms", 1), ("training", "ms", 1), ("decode", "us", 1000 / STEPS)):

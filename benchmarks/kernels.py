@@ -22,7 +22,7 @@ from ..lightning_modules.blocks import Attention, FusedBlock, SwiGLU
 from ..lightning_modules.fused_stream import Stream
 from . import attention, attention_contenders, path
 from .attention_contenders import TOKENS
-from .sweep import sweep, sweep_arguments
+from .sweep import print_failure, sweep, sweep_arguments
 
 PASSES = 10
 HEADS = 16
@@ -84,7 +84,7 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
                 run()
             torch.cuda.synchronize()
         except Exception as error:
-            print(f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}")
+            print_failure(f"{name} at T={length} D={head_dim}", error)
             continue
         torch.cuda.profiler.start()
         run()

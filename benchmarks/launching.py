@@ -19,7 +19,7 @@ from ..kernels.path.attention import path_attention
 from . import attention_contenders
 from .attention import with_backward
 from .attention_contenders import Inputs, make_inputs, ours
-from .sweep import BASELINE, sweep, sweep_arguments
+from .sweep import BASELINE, print_failure, sweep, sweep_arguments
 
 CALLS = 20  # between synchronisations; after many, launches would wait for space in the queue
 IMPLEMENTATIONS = ("auto", "cudnn", "fa4", "triton")
@@ -65,9 +65,7 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
             for _ in range(3):
                 calls[name][1]()
         except Exception as error:
-            print(
-                f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True
-            )
+            print_failure(f"{name} at T={length} D={head_dim}", error)
             calls.pop(name, None)
     times = {name: ([], []) for name in calls}
     for _ in range(4 * rounds):

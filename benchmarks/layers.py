@@ -21,7 +21,7 @@ from .attention import graphed, time_alternating
 from .layer_parts import LOW, OURS, PARTS, Function, Part, tokens_of
 from .path import distance, peak
 from .record import add_commit, write_rows
-from .sweep import allow_recompiling, made_by
+from .sweep import allow_recompiling, made_by, print_failure
 from .training import SIZES
 
 
@@ -102,7 +102,7 @@ def ready_contenders(part: Part, inputs: Sequence[Tensor], what: str) -> Iterato
             one = Ready(make(), inputs, expected.grads)
             yield name, one, checked(one, expected)
         except Exception as error:
-            print(f"{name}, {what}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True)
+            print_failure(f"{name}, {what}", error)
 
 
 def measure(name: str, size: str, rounds: int) -> list[dict]:

@@ -26,7 +26,7 @@ from ..kernels.path.cached import decode_in_torch, path_attention_cached
 from ..kernels.path.chunks import pushed
 from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS, compiled_rope, heads_first, sdpa, table
-from .sweep import BASELINE, sweep, sweep_arguments
+from .sweep import BASELINE, print_failure, sweep, sweep_arguments
 
 CHECKED = 4096  # maximum tokens computed in float64 with PyTorch operations
 CACHED = 32768
@@ -112,9 +112,7 @@ def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[
             same[name] = all(torch.equal(a, b) for a, b in zip(first, passes[name](), strict=True))
             del first
         except Exception as error:
-            print(
-                f"{name} at T={length} D={head_dim}: {type(error).__name__} {str(error).splitlines()[:1]}", flush=True
-            )
+            print_failure(f"{name} at T={length} D={head_dim}", error)
             calls.pop(name, None)
             passes.pop(name, None)
     with torch.no_grad():

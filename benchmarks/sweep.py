@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import triton
 
+from ..core.errors import one_line
 from .record import add_commit, source, write_rows
 
 BASELINE = "RoPE, compiled + cuDNN"  # all ratios are relative to it; it runs in every sweep
@@ -41,6 +42,11 @@ def sweep_arguments(
     parser.add_argument("--out", type=Path, default=out)
     add_commit(parser)
     return parser.parse_args()
+
+
+def print_failure(what: str, error: Exception) -> None:
+    """One line about a contender that cannot be measured, for example because memory is too small."""
+    print(f"{what}: {type(error).__name__}: {one_line(error)}", flush=True)
 
 
 def made_by(commit: str | None) -> dict[str, object]:

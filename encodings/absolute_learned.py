@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from ..core.about import About, Paper
 from .base import Encoding
 from .contract.context import Context
-from .families.inputs import EMBEDDING_STD, PositionTable, Seen, document_positions
+from .contract.module import INIT_STD
+from .families.inputs import PositionTable, Seen, document_positions
 from .families.positions import positions_used
 from .options import AbsoluteLearnedOptions
 
@@ -60,7 +61,7 @@ class LearnedTable(PositionTable):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=EMBEDDING_STD)
+        nn.init.normal_(self.table, std=INIT_STD)
 
     def rows(self, count: int, x: Tensor) -> Tensor:
         return self.table[:count]

@@ -9,9 +9,8 @@ from ..core.about import About, Paper
 from ..kernels.attention.rope import phases
 from .base import Encoding
 from .contract.context import Context
-from .contract.module import SharedModule
+from .contract.module import INIT_STD, SharedModule
 from .contract.state import KeyValueState
-from .families.inputs import EMBEDDING_STD
 from .options import PositionalAttentionOptions
 
 
@@ -102,7 +101,7 @@ class PositionVectors(SharedModule):
 
     def reset_parameters(self) -> None:
         if self.table is not None:
-            nn.init.normal_(self.table.weight, std=EMBEDDING_STD)
+            nn.init.normal_(self.table.weight, std=INIT_STD)
 
     def forward(self, positions: Tensor) -> Tensor:
         if self.table is not None:

@@ -13,12 +13,11 @@ from ..kernels.choice import HEAD_DIMS, Needs
 from ..kernels.precision import wide
 from ..kernels.stretching import TUNED
 from .contract.context import Context
+from .contract.module import INIT_STD
 from .contract.state import KeyValueState, with_past
 from .families.carrying import CarryingEncoding
 from .families.rotary import Rotary
 from .options import TAPEOptions
-
-INIT_STD = 0.02
 
 
 class TAPE(CarryingEncoding, Rotary):

@@ -11,9 +11,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..domains.clocks import Clock
 from ..encodings.contract.catalogue import class_of
-from ..encodings.contract.module import PositionModule
+from ..encodings.contract.module import INIT_STD, PositionModule
 from ..kernels.documents import Documents
-from ..lightning_modules.initialisation import INIT_STD
 from ..lightning_modules.transformer import Transformer
 from .cache import BearingsCache, check_mask
 from .configuration import BearingsConfig

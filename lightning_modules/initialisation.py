@@ -6,10 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..encodings.contract.module import PositionModule
+from ..encodings.contract.module import INIT_STD, PositionModule
 from ..kernels.layers.fused_linear import FusedLinear
-
-INIT_STD = 0.02
 
 
 @torch.no_grad()

@@ -55,7 +55,7 @@ def store_of(domain: Domain, files: Iterable[tuple[str, Iterator[tuple[str, np.n
                 if len(tokens) < 2:
                     raise UserError(f"{document} contains nothing that can be scored")
                 units = {unit: float(weights.sum()) for unit, weights in domain.unit_weights(tokens).items()}
-                counted += units[domain.units[0]] if domain.units else 1
+                counted += units[domain.units[0]]
                 writer.add(document, SPLIT, file, tokens, units)
             if not counted:
                 unit = domain.units[0]

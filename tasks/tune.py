@@ -65,10 +65,6 @@ class Tune(Task):
         self.grid, self.numbers = given.grid or {}, given.points
 
     def __call__(self, session: Session) -> None:
-        if session.config["runs"] != "runs":
-            raise UserError(
-                f"runs={session.config['runs']}: a search writes to task.out: set task.out, or leave out runs="
-            )
         if session.config["run"] is not None:
             raise UserError(
                 f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"

@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+INIT_STD = 0.02  # of initial linear layers and embeddings
+
 
 class PositionModule(nn.Module):
     """A module of an encoding that the model initialises, and whose parameters may need special treatment.

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from ...kernels.precision import wide
 from ..contract.context import Context
-from ..contract.module import PositionModule
-
-EMBEDDING_STD = 0.02  # of initial token embeddings, as in lightning_modules/initialisation.py
+from ..contract.module import INIT_STD, PositionModule
 
 Scale = Literal["learned", "raw"]
 
@@ -85,7 +83,7 @@ class FixedTable(PositionTable):
 
     def reset_parameters(self) -> None:
         if self.scale is not None:
-            nn.init.constant_(self.scale, EMBEDDING_STD / self.rms)
+            nn.init.constant_(self.scale, INIT_STD / self.rms)
 
     def compute(self, count: int) -> Tensor:
         """The first `count` rows, `[count, C]` in float64, on the CPU."""

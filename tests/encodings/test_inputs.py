@@ -10,11 +10,10 @@ from encodings_support import ENCODINGS, make_documents, one_thread  # noqa: F40
 
 from bearings.encodings.base import Encoding
 from bearings.encodings.contract.context import Context
-from bearings.encodings.families.inputs import EMBEDDING_STD
+from bearings.encodings.contract.module import INIT_STD
 from bearings.encodings.nope import NoPE
 from bearings.kernels.documents import Documents
 from bearings.kernels.layers.moving_average import moving_average
-from bearings.lightning_modules.initialisation import INIT_STD
 from bearings.lightning_modules.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -104,7 +103,6 @@ def test_a_zero_table_is_nope():
     torch.nn.init.zeros_(model.inputs.table)
     assert torch.equal(model(tokens), plain(tokens))
     assert model.parameter_count() - plain.parameter_count() == 2048 * WIDTH
-    assert EMBEDDING_STD == INIT_STD
 
 
 def test_contexts_beyond_a_learned_table_raise():
@@ -145,7 +143,7 @@ def test_legendre_polynomials_equal_numpy_s():
 def test_the_learned_scale_starts_at_the_size_of_the_embeddings(name):
     module, x = ENCODINGS[name](512, 4, 4, 128).input_encoding(), torch.zeros(1, 1, 512)
     rms = module(x, context_of(x)).square().mean().sqrt().item()
-    assert rms == pytest.approx(EMBEDDING_STD, rel=0.02)
+    assert rms == pytest.approx(INIT_STD, rel=0.02)
     raw = ENCODINGS[name](512, 4, 4, 128, scale="raw").input_encoding()
     assert not list(raw.parameters())
     ones = torch.ones(1, 1, 512)

@@ -10,13 +10,14 @@ from transformer_support import SMALL, shipped
 from bearings.encodings import base
 from bearings.encodings.base import Encoding
 from bearings.encodings.contract.context import Context
+from bearings.encodings.contract.module import INIT_STD
 from bearings.encodings.path import PaTH
 from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.attention import dispatch
 from bearings.kernels.documents import Documents
 from bearings.kernels.path import attention as path_attention
 from bearings.lightning_modules.blocks import EPSILON, Block
-from bearings.lightning_modules.initialisation import INIT_STD, derive_seed
+from bearings.lightning_modules.initialisation import derive_seed
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.overrides import choices_of

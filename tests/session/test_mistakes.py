@@ -37,7 +37,6 @@ MISTAKES = {
     "seed=0,1": "seed=0,1: for a sweep over these values, add -m; for a list, write seed=[0,1]\n",
     "domain=text domain.path=a,b.txt": "domain.path=a,b.txt: for a sweep over these values, add -m; for a list, write "
     "domain.path=[a,b.txt]; if the comma is part of the value, write \"domain.path='a,b.txt'\"\n",
-    "task=tune runs=elsewhere": "runs=elsewhere: a search writes to task.out: set task.out, or leave out runs=\n",
     "task=tune task.rates=[1e-3,1e-3]": "task.rates=[0.001, 0.001]: give at least two different learning rates",
     "task=study study=nope": "study=nope: nope/study.yaml does not exist; ",
     "encoding=rope,pope": "encoding=rope,pope: for a sweep over these values, add -m\n",
