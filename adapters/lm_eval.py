@@ -105,7 +105,6 @@ class Bearings(TemplateLM):
         self.codec, self.prefix, self.tokens_per_batch = session.domain.codec, prefix, tokens_per_batch
         self.max_length, self.precision = session.data.length, session.settings.precision
         self._device = session.settings.device
-        self._generator = torch.Generator(self._device).manual_seed(torch.initial_seed())
 
     @property
     def eot_token_id(self) -> int:
@@ -155,20 +154,21 @@ class Bearings(TemplateLM):
             ids = (self.tok_encode(context) or [self.codec.start])[-(self.max_length - how.tokens) :]
             groups.setdefault((len(ids), how), []).append((number, ids))
         found = [""] * len(requests)
+        generator = torch.Generator(self._device).manual_seed(torch.initial_seed())
         for (length, how), rows in groups.items():
             at_once = max(1, self.tokens_per_batch // (length + how.tokens))
             for begin in range(0, len(rows), at_once):
                 numbers, contexts = zip(*rows[begin : begin + at_once], strict=True)
-                for number, text in zip(numbers, self._continued(contexts, how), strict=True):
+                for number, text in zip(numbers, self._continued(contexts, how, generator), strict=True):
                     found[number] = text
                     self.cache_hook.add_partial("generate_until", requests[number].args, text)
         return found
 
-    def _continued(self, contexts: Sequence[list[int]], how: Generation) -> list[str]:
+    def _continued(self, contexts: Sequence[list[int]], how: Generation, generator: torch.Generator) -> list[str]:
         """Continuations of contexts of equal length."""
         drawn: list[list[int]] = [[] for _ in contexts]
         texts: list[str | None] = [None] * len(contexts)
-        for ids in self._drawn(torch.tensor(contexts, device=self._device), how):
+        for ids in self._drawn(torch.tensor(contexts, device=self._device), how, generator):
             for row, token in enumerate(ids):
                 if texts[row] is None:
                     drawn[row].append(token)
@@ -178,14 +178,14 @@ class Bearings(TemplateLM):
                 break
         return [self.codec.decode(ids) if text is None else text for ids, text in zip(drawn, texts, strict=True)]
 
-    def _drawn(self, tokens: torch.Tensor, how: Generation) -> Iterator[list[int]]:
+    def _drawn(self, tokens: torch.Tensor, how: Generation, generator: torch.Generator) -> Iterator[list[int]]:
         """Draw tokens step by step; yields one token id per row."""
         state = self.transformer.new_state(len(tokens), tokens.shape[1] + how.tokens)
         never = torch.tensor([], dtype=torch.int64, device=self._device)
         for _ in range(how.tokens):
             with torch.inference_mode():
                 logits = self.transformer.next_logits(tokens, state)
-                ids = draw(logits.float(), how.temperature, how.top_k, how.top_p, self._generator, never)
+                ids = draw(logits.float(), how.temperature, how.top_k, how.top_p, generator, never)
             yield ids.tolist()
             tokens = ids[:, None]
 

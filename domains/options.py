@@ -234,7 +234,7 @@ class TextOptions(CorpusOptions):
         if self.dataset is not None and not DATASET.fullmatch(self.dataset):
             raise ValueError(f"dataset={self.dataset}: give ORG/NAME, or a folder that begins with /, . or ~")
         given = {"dataset_config": self.dataset_config, "dataset_revision": self.dataset_revision}
-        given |= {"dataset_split": None if self.dataset_split == "train" else self.dataset_split}
+        given |= {"dataset_split": None if self.dataset_split == type(self).dataset_split else self.dataset_split}
         given |= {"dataset_rows": self.dataset_rows}
         if self.dataset is None and (idle := [name for name, value in given.items() if value is not None]):
             raise ValueError(f"{idle[0]}={given[idle[0]]} without dataset: give dataset=ORG/NAME, or leave it out")

@@ -34,17 +34,6 @@ class Window:
         return self.end - self.begin
 
 
-@contextmanager
-def evaluating(model: "Scored") -> Iterator[None]:
-    """Evaluation mode, and afterwards the previous mode, also after an error."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
 class Scored(Protocol):
     """A Transformer, or another module with `token_nats`: nats of `targets [B, T]`, and whether each was likeliest."""
 
@@ -57,6 +46,17 @@ class Scored(Protocol):
     def train(self, mode: bool = True) -> Any: ...
 
     def token_nats(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@contextmanager
+def evaluating(model: Scored) -> Iterator[None]:
+    """Evaluation mode, and afterwards the previous mode, also after an error."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def windows(store: Store, index: np.ndarray, length: int, overlap: float, period: int = 1) -> list[Window]:

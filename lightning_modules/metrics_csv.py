@@ -7,7 +7,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
-from ..core.checked_files import DAMAGE, read_csv, why
+from ..core.checked_files import why
 from ..core.errors import UserError
 from ..core.whole_files import written_whole
 
@@ -38,11 +38,14 @@ class MetricsCSV(Logger):
         path, kept = self.path, []
         if path.exists():
             try:
-                rows = read_csv(path, ("step", "valid_nll"), growing=True)  # a full disk may have cut the last row off
-                kept = [
-                    row for row in rows if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step)
-                ]
-            except DAMAGE as error:
+                with open(path, newline="") as file:
+                    whole = (line for line in file if line.endswith("\n"))  # a full disk may have cut the last one off
+                    for row in csv.DictReader(whole):
+                        if None in row:
+                            raise ValueError("a row has more cells than the header")
+                        if int(row["step"]) <= (validated_step if row["valid_nll"] else resume_step):
+                            kept.append(row)
+            except (KeyError, TypeError, ValueError, csv.Error) as error:
                 raise UserError(
                     f"{path} is damaged ({why(error)}): delete it and rerun the same command, which resumes "
                     "without its rows"

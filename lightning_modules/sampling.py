@@ -49,10 +49,10 @@ def sample(
         )
     device = prompt.device
     generator = torch.Generator(device).manual_seed(seed)
-    state = model.new_state(len(prompt), prompt.shape[1] + tokens)
     drawn = torch.empty(len(prompt), tokens, dtype=torch.int64, device=device)
     never = torch.tensor(forbidden, dtype=torch.int64, device=device)
     with evaluating(model):
+        state = model.new_state(len(prompt), prompt.shape[1] + tokens)
         logits = model.next_logits(prompt, state)
         for i in range(tokens):
             drawn[:, i] = draw(logits.float(), given.temperature, given.top_k, given.top_p, generator, never)

@@ -151,7 +151,8 @@ def holding(table: Table) -> str:
     first = [row for row in (rows if few else holds) if "change" in row]
     others = [row for row in rows if row not in first and "change" in row]
     changes = [_span(first)] if len(first) > MOST_CHANGES else [*map(_changed, first)]
-    changes += [f"the others {_span(others)}"] if len(others) > 1 else map(_changed, others)
+    rest = "the others " if first else ""
+    changes += [f"{rest}{_span(others)}"] if len(others) > 1 else map(_changed, others)
     if not changes:
         return sentence
     longest = max(int(key.removeprefix("at_")) for row in rows for key in row if key.startswith("at_"))

@@ -1,9 +1,8 @@
 """The loss curves of one run."""
 
+import csv
 from collections.abc import Mapping
 from pathlib import Path
-
-from .checks import read_curve
 
 
 def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Path]:
@@ -14,9 +13,11 @@ def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Pat
     from .drawing import BLUE, STYLE, VERMILION, write_svg
     from .plots import running_median
 
-    rows = read_curve(metrics)
+    with open(metrics, newline="") as file:
+        rows = list(csv.DictReader(file))
     points = {
-        column: [(row["step"], row[column]) for row in rows if column in row] for column in ("train_nll", "valid_nll")
+        column: [(int(row["step"]), float(row[column])) for row in rows if row[column]]
+        for column in ("train_nll", "valid_nll")
     }
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(ending) for ending in (".svg", ".png")]

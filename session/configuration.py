@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -59,7 +58,7 @@ def _option_problems(given: Any) -> Iterator[str]:
             continue
         target = cast("DictConfig", OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))["_target_"]
         for problem in _problems("encoding", {**options, "_target_": target}):
-            yield re.sub(r"\bencoding(?=[.:])", f"encodings.{name}", problem)
+            yield problem.replace("encoding", f"encodings.{name}", 1).replace(" encoding.", f" encodings.{name}.")
 
 
 def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
@@ -227,7 +226,7 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
     """Call a block's `_target_` with its keys and `given`.
 
     Raises:
-        UserError: a ValueError of the constructor, with the group's name; or see `located`.
+        UserError: the constructor does not accept these arguments, or raises ValueError; or see `located`.
     """
     target = located(block["_target_"], group)
     arguments = {key: value for key, value in block.items() if not key.startswith("_")}

@@ -1,5 +1,6 @@
 """task=train: prepare the data, train, score the test split once, write samples, print the results."""
 
+import csv
 import gc
 import math
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from ..core import launcher
 from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
 from ..domains.store import Store
-from ..reporting.checks import read_curve
 from ..reporting.losses import plot_losses
 from ..session.banner import banner_lines, print_lines
 from ..session.models import model_facts
@@ -140,4 +140,5 @@ class Train(Task):
 
 def validated(run: RunDirectory) -> bool:
     """Whether a validation score of the run was finite."""
-    return any(math.isfinite(row.get("valid_nll", math.nan)) for row in read_curve(run.path / "metrics.csv"))
+    with open(run.path / "metrics.csv", newline="") as file:
+        return any(row["valid_nll"] and math.isfinite(float(row["valid_nll"])) for row in csv.DictReader(file))

@@ -73,6 +73,9 @@ def test_sentence_about_models_that_never_fail(crowd):
     changes = f"Change at {length:,} tokens: {name} 0.0 %, {name} 0.0 %, the others from rope +10.0 % to pope +100.0 %."
     assert holding(many) == f"{sentence} (2 of {2 * count}): {name}, {name}. {changes}"
     crowded = replace(again, rows=[row for row in again.rows if row["model"] == name] * (MOST_CHANGES + 1))
+    failing = [row | {"fails": "128"} for row in many.rows]
+    assert " (0 of " in holding(replace(many, rows=failing))
+    assert f"none. Change at {length:,} tokens: from {name} 0.0 % to pope " in holding(replace(many, rows=failing))
     assert holding(crowded).endswith(f" Change at {length:,} tokens: from {name} 0.0 % to {name} 0.0 %.")
     settings = replace(again, rows=[row | {"model": f"{row['model']}, base=2, clamp=periodic"} for row in again.rows])
     assert f"{sentence} (1 of {count}): {name} (base=2, clamp=periodic)." in holding(settings)

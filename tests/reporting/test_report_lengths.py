@@ -112,7 +112,9 @@ def test_a_model_that_was_not_scored_in_long_contexts_is_not_said_to_hold_there(
         "Models whose loss never rises by more than 1 % beyond the trained length, without extensions (1 of 3): pope."
     )
     assert holding(table) == f"{held} Change at 128 tokens: pope 0.0 %."
+    assert "Never: not up to 128 tokens, the longest context in this table." in table.notes
     alone = lengths_table({"rope": found["rope"]}, "")
+    assert not any(note.startswith("Never") for note in alone.notes)
     assert alone.rows[0]["fails"] == "not up to 32"
     assert holding(alone) == "No context beyond the trained length was scored without extensions."
 

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,6 +190,10 @@ def test_tests_of_all_comparisons_of_a_study_are_adjusted_together():
     tables = take_off_tables(SimpleNamespace(unmade={}, comparisons=[first, second]), "rope")
     assert [*tables] == ["task"]
     assert [row["holm_p"] for row in tables["task"].rows if row["p"] is not None] == [2 * tables["task"].rows[0]["p"]]
+    first.studies, second.studies = frozenset({Path("first")}), frozenset({Path("second")})
+    unmade = {Path("second"): 3}
+    apart = take_off_tables(SimpleNamespace(unmade=unmade, comparisons=[first, second]), "rope")["task"].rows[0]
+    assert apart["holm_p"] == apart["p"]
 
 
 def test_without_take_off_there_is_no_table(tmp_path, report):

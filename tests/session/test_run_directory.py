@@ -304,10 +304,10 @@ def test_metrics_that_are_deleted_while_the_run_trains_begin_anew(tmp_path, monk
 
 def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
     (tmp_path / "metrics.csv").write_text("10,1.5\n20,1.4\n")
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(the column step is missing\): delete it and rerun"):
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(KeyError: 'step'\): delete it and rerun"):
         MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20, 20)
     (tmp_path / "metrics.csv").write_text("step,train_nll,valid_nll\n10,1.5,,7\n")
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged \("):
+    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(a row has more cells than"):
         MetricsCSV(tmp_path / "metrics.csv", ["train_nll", "valid_nll"], 20, 20)
 
 
