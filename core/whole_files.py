@@ -41,10 +41,18 @@ def made_whole(path: Path) -> Iterator[Path]:
     making.mkdir(parents=True)
     try:
         yield making
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            remove_whole(path)
         making.replace(path)
     finally:
         shutil.rmtree(making, ignore_errors=True)
+
+
+def remove_whole(path: Path) -> None:
+    """Remove a folder so that at no time a part of it is at `path`, also if the process is killed."""
+    removing = _unique(path)
+    path.replace(removing)
+    shutil.rmtree(removing, ignore_errors=True)
 
 
 def _unique(path: Path) -> Path:

@@ -100,7 +100,7 @@ def _copy(run: RunDirectory, manifest: dict, out: Path, making: Path) -> None:
         for copy in in_study
         if (copy / "baselines").is_dir()
     ):
-        records |= {file: read_baseline(file) for file in (path / "baselines").glob("*/*.npz")}
+        records |= {file: read_baseline(file) for file in (path / "baselines").glob("[!.]*/*.npz")}
     for file, each in records.items():
         rounded = {name: getattr(each, name).astype(np.float32) for name in ("nats", "group_nats")}
         replace(each, **rounded).save(making / file.relative_to(path))

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from ..core.checked_files import DAMAGE, read_json
 from ..core.errors import UserError
 from ..core.packed_paths import Content, PackedPath
+from ..core.whole_files import remove_whole
 from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, write_packed
 
 # All files of a kept copy.
 FILES = (
-    *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/*/*.npz"),
+    *("config.yaml", "manifest.json", "metrics.csv", "nll/*.npz", "baselines/[!.]*/*.npz"),
     *("extrapolation/*.csv", "sample_metrics/*.csv", "mechanisms/*.csv", "benchmarks/*.npz", "samples/*"),
 )
 
@@ -28,7 +30,8 @@ def pack(study: Path) -> int:
     """Pack every kept run in `study/runs`, replacing an earlier run of the same name, and delete its folder.
 
     The new packed files are read back and compared with the folders before they replace the old ones. Folders are
-    deleted last; until then reports read the folders. A run with other files, such as checkpoints, is not packed.
+    deleted last; until then reports read the folders. A run is not packed if it lacks files, or has others, such as
+    checkpoints.
 
     Returns:
         The number of packed runs.
@@ -37,15 +40,16 @@ def pack(study: Path) -> int:
         UserError: a file is damaged, or packing would lose information.
     """
     with study_lock(study):
-        for abandoned in study.glob(".packing.*"):
+        for abandoned in [*study.glob(".packing.*"), *study.glob("runs/*/*/.*.tmp")]:  # of processes that were killed
             shutil.rmtree(abandoned)
         folders = {
             name: path
             for path in sorted((study / "runs").glob("*/*/*"))
             if RUN.fullmatch(name := "/".join(path.parts[-3:]))
-            if (path / "manifest.json").exists() and not others_in(path)
+            if (path / "manifest.json").exists() and _is_complete(path) and not others_in(path)
         }
         if not folders:
+            _remove_empty(study / "runs")
             return 0
         added = {name: _files_in(path) for name, path in folders.items()}
         tree = {name: path.files for name, path in read_packed(study).items()} | added
@@ -58,13 +62,24 @@ def pack(study: Path) -> int:
             for name in (RECORDS, RUNS):  # unused rows of records are harmless
                 (Path(place) / name).replace(study / name)
         for path in folders.values():
-            shutil.rmtree(path)
-        for path in sorted((study / "runs").rglob("*"), reverse=True):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        if not any((study / "runs").iterdir()):
-            (study / "runs").rmdir()
+            remove_whole(path)
+        _remove_empty(study / "runs")
         return len(folders)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the empty folders in `folder`, and `folder` itself if nothing is left."""
+    for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a kept copy has all files that its manifest lists; a damaged manifest lists none."""
+    try:
+        return all((folder / name).is_file() for name in read_json(folder / "manifest.json")["files"])
+    except (*DAMAGE, KeyError, TypeError):
+        return True
 
 
 def _files_in(folder: Path) -> dict[str, bytes]:

@@ -208,7 +208,7 @@ class Planning:
 
 def _kept_data(folder: Path) -> dict[tuple[str, int], Mapping]:
     """What identifies the data of each kept run, by the rest of its configuration."""
-    kept = [*read_packed(folder).values(), *(each.parent for each in folder.glob("runs/*/*/*/config.yaml"))]
+    kept = [*read_packed(folder).values(), *(each.parent for each in folder.glob("runs/*/*/[!.]*/config.yaml"))]
     configs = [RunDirectory.open(path).config for path in kept]
     return {_apart_from_data(config): config["content"] for config in configs}
 

@@ -40,6 +40,22 @@ def test_two_that_write_at_once_each_write_the_whole(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
 
 
+def test_a_folder_that_is_replaced_is_whole_or_absent_at_any_time(tmp_path, monkeypatch):
+    path, removed = tmp_path / "folder", []
+    with made_whole(path) as making:
+        (making / "old").touch()
+
+    def killed(folder, **options):
+        removed.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt), made_whole(path) as making:
+        (making / "new").touch()
+    assert not path.exists()
+    assert [file.name for file in removed[0].iterdir()] == ["old"]
+
+
 @pytest.mark.parametrize("way", [written_whole, made_whole])
 def test_a_failure_leaves_nothing(tmp_path, way):
     with pytest.raises(RuntimeError), way(tmp_path / "made"):

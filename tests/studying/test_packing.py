@@ -240,8 +240,41 @@ def test_a_crash_at_any_write_loses_nothing(tmp_path, monkeypatch):
             break
         found = {run.path.parts[-1]: run.records["test"].nats_per_token for run in read_study([study]).runs}
         assert found == expected, at
-    assert 6 <= at < 19  # four files are written or replaced, two folders deleted
+    assert 7 <= at < 19  # four files are written or replaced, a folder renamed, two deleted
     assert len(read_packed(study)) == 2
+
+
+def test_a_folder_of_which_a_killed_process_deleted_a_part_replaces_nothing(tmp_path, monkeypatch):
+    study, real = make_study(tmp_path / "study", 0), shutil.rmtree
+    expected = read_study([study]).runs[0].records["test"].nats_per_token
+
+    def killed(folder, **options):
+        if not str(folder).endswith(".tmp"):
+            return real(folder, **options)
+        for file in (folder / "nll").iterdir():
+            file.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(packing.shutil, "rmtree", killed)
+        pack(study)
+    assert pack(study) == 0
+    assert not (study / "runs").exists()
+    (run,) = read_study([study]).runs
+    assert run.records["test"].nats_per_token == expected
+
+
+def test_an_incomplete_folder_does_not_replace_a_packed_run(tmp_path):
+    study = make_study(tmp_path / "study", 0)
+    pack(study)
+    before = files_of(study)
+    make_study(study, 0)
+    (folder,) = (study / "runs").glob("*/*/*")
+    (folder / "nll" / "test.npz").unlink()
+    assert pack(study) == 0
+    assert files_of(study) == before
+    (trouble,) = read_study([study]).troubles
+    assert "nll/test.npz is missing" in trouble.why
 
 
 def _keep(paths, study, barrier):
