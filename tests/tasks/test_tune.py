@@ -184,7 +184,8 @@ def test_a_damaged_table_is_one_line_before_training(tmp_path, before, after, sa
 
 def test_a_grid_that_is_none_is_refused():
     for given, said in [
-        ({"rates": [1e-3]}, "at least two learning rates"),
+        ({"rates": [1e-3]}, "at least two different learning rates"),
+        ({"rates": [1e-3, 1e-3]}, "at least two different learning rates"),
         ({"rates": [0.0, 1e-3]}, "above 0"),
         ({"rates": [float("nan"), 1e-3]}, "finite"),
         ({"rates": [1e-3, float("inf")]}, "finite"),
