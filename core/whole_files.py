@@ -49,7 +49,7 @@ def made_whole(path: Path) -> Iterator[Path]:
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a folder so that at no time a part of it is at `path`, also if the process is killed."""
+    """Remove a folder. If the process is killed, `path` has all of the folder or none of it."""
     removing = _unique(path)
     path.replace(removing)
     shutil.rmtree(removing, ignore_errors=True)

@@ -255,7 +255,7 @@ class _Analysis:
 
 
 def _beyond(drawn: np.ndarray, observed: float) -> float:
-    """Two-sided p of `observed` from both tails of `drawn`, as its interval is equal-tailed."""
+    """Two-sided p of `observed`: twice the smaller tail of `drawn`, because the interval is equal-tailed."""
     tails = (drawn >= observed).sum(), (drawn <= observed).sum()
     return float(min(1, 2 * (1 + min(tails)) / (1 + len(drawn))))
 

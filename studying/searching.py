@@ -50,10 +50,10 @@ def _names(runs: Sequence[str]) -> dict[str, str]:
     def told_apart(by: Sequence[str]) -> int:
         return sum(len({_values(words, by) for words in group}) for group in alike.values())
 
-    needed = [*keys]
-    for key in reversed(keys):  # the first of settings that differ together stays
+    needed, every = keys, told_apart(keys)
+    for key in reversed(keys):  # of settings that differ together, the first is kept
         fewer = [each for each in needed if each != key]
-        if told_apart(fewer) == told_apart(keys):
+        if told_apart(fewer) == every:
             needed = fewer
     names = {}
     for run, encoding in encodings.items():
