@@ -79,15 +79,18 @@ class XPos(Rotary):
         positions = context.positions
         if state is not None:
             positions = torch.arange(state.length - k.shape[1], state.length, device=k.device)
-        if k.shape[1] > self._longest(compute_dtype(q)):
-            raise ValueError(self.too_long(k.shape[1]))
+        if k.shape[1] > (longest := self._longest(compute_dtype(q))):
+            raise ValueError(self._overflow(longest, k.shape[1]))
         centre = middle(positions)
         q, k = self._scaled(q, context.positions, centre), self._scaled(k, centre, positions)
         return self.attend(q, k, v, context)
 
     def too_long(self, context: int) -> str:
+        return self._overflow(self._longest(torch.bfloat16), context)
+
+    def _overflow(self, longest: int, context: int) -> str:
         return (
-            f"scale_base={self.scale_base:g}: the factors of xPos overflow beyond {self.longest:,} tokens, and the "
+            f"scale_base={self.scale_base:g}: the factors of xPos overflow beyond {longest:,} tokens, and the "
             f"context has {context:,}: use a larger scale_base, or shorter contexts"
         )
 

@@ -152,6 +152,9 @@ def test_xpos_factors_stay_finite_up_to_the_limit():
     message = r"scale_base=1: the factors of xPos overflow beyond 128 tokens, and the context has 200: use a larger"
     with pytest.raises(ValueError, match=message):
         attend(short, (q[:, :, 0], q, q[:, :, :2], q[:, :, :2]))
+    q = q[:, :100].half()
+    with pytest.raises(ValueError, match="beyond 4 tokens, and the context has 100"):  # float16 has a smaller range
+        attend(short.half(), (q[:, :, 0], q, q[:, :, :2], q[:, :, :2]))
 
 
 def test_comrope_equals_the_matrix_exponential():
