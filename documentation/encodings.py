@@ -155,7 +155,7 @@ def _facts(each: Documented) -> list[list[str]]:
         ["window", _window(each)],
         ["positions", "`encoding.clock`: [tokens or time](../how-to/time.md)" if "medium" in each.properties else ""],
         ["longer contexts", f"[`task.stretches`](../how-to/long-contexts.md): {stretches}" if stretches else "none"],
-        ["longest context", f"`encoding.length` = {longest:,}" if longest else ""],
+        ["longest context", "" if longest is None else _longest(each, longest)],
         ["source", f"`configs/encoding/{each.name}.yaml`" if each.is_pattern else source],
     ]
     return [row for row in rows if row[1]]
@@ -166,6 +166,10 @@ def _window(each: Documented) -> str:
         return "not supported"
     key = "window" if "window" in each.options else "layers"
     return f"`encoding.{key}`: [windows and layer patterns](../how-to/windows.md)"
+
+
+def _longest(each: Documented, longest: int) -> str:
+    return f"`encoding.length` = {longest:,}" if "length" in each.options else f"{longest:,} tokens"
 
 
 def _picture(opened: Open, each: Documented) -> str:

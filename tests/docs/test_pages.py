@@ -70,6 +70,12 @@ def test_table_has_parameters_cost_and_properties():
     }
 
 
+def test_facts_name_only_options_of_the_encoding():
+    for name, each in facts.documented().items():
+        named = re.findall(r"`encoding\.(\w+)`", str(encodings._facts(each)))
+        assert {*named} <= {*each.options}, name
+
+
 @pytest.mark.parametrize("name", ["carope", "alibi", "shaw", "legendre", "tpe", "swan"])
 def test_pictures_can_be_drawn(name):
     figure = pictures.picture_of(facts.documented()[name]).draw("#000000")
