@@ -69,7 +69,7 @@ class HoPEHighFrequencyOptions(RotaryOptions):
     """RoPE without the frequencies that make less than one turn within the trained length (HoPE, Chen et al.).
 
     Attributes:
-        trained_length: number of tokens in a row of training; data.length by default.
+        trained_length: number of tokens in a row of training; data.length by default, but 512 in encoding=pattern.
     """
 
     trained_length: Count = 512
@@ -128,8 +128,8 @@ class FoPEOptions(RotaryOptions):
 
     Attributes:
         sigma: scale of the random coefficients of the added frequencies; 0 for none.
-        trained_length: number of tokens in a row of training; data.length by default. Pairs whose frequency makes less
-            than one turn within it are not rotated.
+        trained_length: number of tokens in a row of training; data.length by default, but 512 in encoding=pattern.
+            Pairs whose frequency makes less than one turn within it are not rotated.
     """
 
     sigma: NonNegative = 0.3
