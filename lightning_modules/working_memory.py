@@ -84,7 +84,7 @@ def _measured(model: Transformer, rows: int, length: int, precision: str) -> int
 
 def _size(model: Transformer, rows: int, length: int) -> int:
     """What the working memory of a row is proportional to: tokens, or pairs if any layer holds scores."""
-    return max(_pairs(encoding, rows, length) or length for encoding in model.kinds)
+    return max(_pairs(encoding, rows, length) or length for encoding in model.encodings)
 
 
 def _pairs(encoding: Encoding, rows: int, length: int) -> int | None:

@@ -11,6 +11,7 @@ from transformer_support import shipped
 from bearings.encodings.contract.context import Context
 from bearings.encodings.dape import DAPE
 from bearings.encodings.fire import FIRE
+from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.attention import rows as row_blocks
 from bearings.lightning_modules import working_memory
 from bearings.lightning_modules.cost import training_memory
@@ -68,6 +69,12 @@ def test_long_rows_are_estimated_from_short_ones_and_the_size_of_a_block(name, m
     monkeypatch.setattr(working_memory, "MEASURED", 128)
     monkeypatch.setattr(row_blocks, "SCORES", 2**17)  # 6 rows of 320 tokens take several blocks
     check(name, 6, 320, within=0.2)
+
+
+@pytest.mark.parametrize("layers", [["cope", "kernelized_rpe"], ["kernelized_rpe", "cope"]])
+def test_pairs_count_if_any_layer_holds_scores(layers):
+    model = Transformer(50, partial(LayerPattern, layers=layers), width=8, layers=2, heads=2)
+    assert working_memory._size(model, 2, 100) == 100**2
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
