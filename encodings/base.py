@@ -147,7 +147,7 @@ class Encoding(PositionModule):
     @property
     def kind(self) -> tuple:
         """A key: layers with the same kind share the `Context` of a pass."""
-        return self.needs, self.window, self.implementation, self.placement, self.shared_name
+        return self.needs, self.window, self.longest, self.implementation, self.placement, self.shared_name
 
     def drop(self) -> None:
         """Stop using positions, for the rest of training and afterwards. Called once if `drop_after` is set."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """Data shared by all layers with the same needs in one forward pass; created once per pass.
+    """Data shared by all layers of the same kind in one forward pass; created once per pass.
 
     Attributes:
         positions: integers `[T]`, or `[B, T]` restarting at 0 in each packed document; other numbers if the encoding
@@ -84,7 +84,7 @@ def contexts_of(
     medium: Tensor | None = None,
     modules: Mapping[str, SharedModule] | None = None,
 ) -> list[Context]:
-    """A `Context` for each layer. Layers with the same needs, window and implementation share one.
+    """A `Context` for each layer. Layers of the same `Encoding.kind` share one.
 
     `modules` are the shared modules of the model by `Encoding.shared_name`.
     """

@@ -107,6 +107,15 @@ def test_only_one_encoding_adds_positions_to_the_embeddings():
         LayerPattern(8, 2, 2, 4, layers=["rope", learned, "tpe"])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_longest_context_of_any_layer_limits_the_model(order):
+    layers = ["repo", {"absolute_learned": {"length": 8}}][::order]
+    model = Transformer(11, partial(LayerPattern, layers=layers), width=8, layers=2, heads=2)
+    assert {encoding.longest for encoding in model.kinds} == {None, 8}
+    with pytest.raises(ValueError, match="length=8: AbsoluteLearned has no positions for a context of 9 tokens"):
+        model(torch.zeros(1, 9, dtype=torch.int64))
+
+
 def test_pattern_in_the_banner():
     entries = [{"rope": {"window": 128}}, {"rope": {"window": 128}}, "nope"]
     assert pattern_text(entries, 6) == "6 layers repeat: 2 x rope window=128, nope"
