@@ -18,7 +18,7 @@ from .options import CARoPEOptions
 class CARoPE(CumulativeRotary):
     """Context-aware rotary position embedding: per key head, each token gives one frequency f, and pair c turns by f^c.
 
-    The paper starts from RoPE, but its f has no bias: W = 0 gives f = 0.59, which is a base of about 2e7 at D = 32.
+    The paper starts from RoPE, but its f has no bias: W = 0 gives f = 0.59, which is a base of about 2e7 at D = 64.
     Here the logits have a learned bias beta. Its initial value gives f = base^(-2/D) at W = 0, and W is drawn from
     N(0, 0.02). Powers start at c = 1, because with c = 0 the angle would not depend on the token. The model therefore
     starts near RoPE with the frequencies base^(-2c/D), c = 1..D/2.
