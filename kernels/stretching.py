@@ -28,8 +28,9 @@ class Stretch:
     - interpolation (Chen et al., arXiv 2306.15595): theta_c / s.
     - ntk (NTK-aware scaling, arXiv 2309.00071, section 3.1): multiplies the base by s^(D/(D-2)). This keeps the highest
       frequency and divides the lowest by s.
-    - dynamic_ntk (arXiv 2309.00071, section 3.3): ntk with s n / length - (s - 1) instead of s for sequences of
-      n > length tokens. Shorter sequences are not scaled.
+    - dynamic_ntk (as in `transformers`): ntk with s n / length - (s - 1) instead of s for sequences of n > length
+      tokens. Shorter sequences are not scaled. In arXiv 2309.00071, section 3.3, the scale is n / length, which is the
+      case s = 1. At n = s length the scale here is s^2 - s + 1, so frequencies are lower than with ntk.
     - yarn (Peng et al., arXiv 2309.00071, as in the authors' code): m_c theta_c + (1 - m_c) theta_c / s. The weight
       m_c falls linearly in the index c from 1 to 0 between floor(dim(FAST)) and ceil(dim(SLOW)), where dim(r) =
       D ln(length / (2 pi r)) / (2 ln base) is the index that makes r turns in `length`. The paper gives a different
