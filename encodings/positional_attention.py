@@ -69,7 +69,9 @@ class PositionalAttention(Encoding):
             if isinstance(layer, nn.Linear):
                 nn.init.zeros_(layer.bias)
 
-    def shared_module(self) -> "PositionVectors":
+    def shared_module(self) -> "PositionVectors | None":
+        if self.positions == "one_hot":
+            return None
         return PositionVectors(self.width, self.base, self.longest if self.positions == "learned" else None)
 
     def forward(

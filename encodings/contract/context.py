@@ -95,7 +95,7 @@ def contexts_of(
         if encoding.kind not in found:
             state, name = None if states is None else states[layer], encoding.shared_name
             context = Context.of(encoding, like, state, documents, medium, placed)
-            if name is not None and modules is not None:
+            if name is not None and modules is not None and name in modules:
                 if name not in computed:
                     computed[name] = modules[name](context.positions)
                 context = replace(context, shared=computed[name])

@@ -103,6 +103,12 @@ def test_one_module_for_all_layers():
     )
 
 
+def test_layers_without_vectors_of_positions_share_no_module():
+    model = model_of("positional_attention", positions="one_hot", length=9)
+    assert not model.shared
+    assert model(torch.zeros(1, 9, dtype=torch.int64)).isfinite().all()
+
+
 def test_shared_modules_in_patterns():
     layers = [{"seqpe": {"window": 4}}, "nope", {"positional_attention": {"positions": "learned"}}]
     model = Transformer(encoding=partial(LayerPattern, layers=layers), **{**SIZES, "layers": 5}).double().eval()
