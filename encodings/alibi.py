@@ -47,7 +47,7 @@ class ALiBi(DistanceBias):
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = ALiBiOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given.implementation, given.window)
-        self.biased = round(given.heads_share * heads)
+        self.biased = max(round(given.heads_share * heads), int(given.heads_share > 0))
 
     def slopes(self, device: torch.device) -> Tensor:
         """m_h `[H]` of each head in float64 (float32 on mps); 0 for heads without a bias."""

@@ -14,7 +14,7 @@ class ALiBiOptions(WindowOptions):
     """Attention with linear biases: a bias that falls linearly with the distance.
 
     Attributes:
-        heads_share: share of the heads with a bias; the others have no encoding.
+        heads_share: share of the heads with a bias, at least one head unless it is 0; the others have no encoding.
     """
 
     heads_share: Share = 1.0

@@ -83,6 +83,7 @@ def test_alibi_on_half_of_the_heads(inputs, without_positions):
     assert half.slopes(inputs.q.device).tolist() == [*alibi_slopes(HEADS // 2), 0, 0]
     torch.testing.assert_close(attend(half, inputs)[:, :, 2:], without_positions[:, :, 2:], **EXACT)
     check(make_encoding("alibi", heads_share=0.0), inputs, without_positions)
+    assert make_encoding("alibi", heads_share=0.1).slopes(inputs.q.device).tolist() == [*alibi_slopes(1), 0, 0, 0]
 
 
 def test_kerple_power_with_exponent_1_is_alibi(inputs):
