@@ -29,7 +29,7 @@ class SelectiveRoPEOptions(EncodingOptions):
         rank: rank of the projection from the hidden state to the angles.
         convolution: width in tokens of the causal depthwise convolution after the projection; 1 weighs each channel.
         silu: whether to apply SiLU after the convolution.
-        gate: whether a sigmoid of the hidden state scales the angles of each head.
+        gate: whether a sigmoid of a linear function of the normalised hidden state scales the angles of each head.
         bias: whether to add a learned positive angle per pair to every token; it is initially that of RoPE.
     """
 
