@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..pretrained.formats import vocabulary_of
 from ..pretrained.vocabulary import BYTE, SPACE, Vocabulary
 from .documents import Document
 from .fast_tokenizers import started
-from .tokenization import BYTES, PIECE, Tokenizer
+from .tokenization import BYTES, PIECE, Tokenizer, joined
 
 CUT = re.compile(r"\w(?= \w)")  # no pre-tokenization joins words across one space
 
@@ -69,10 +70,7 @@ class Pretrained(Tokenizer):
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
         """See `Tokenizer`. Raises UserError for a document that the tokenizer changes."""
         cut = [[*self._cut(document.text)] for document in documents]
-        encodings = iter(
-            self._bpe.encode_batch_fast([piece for each in cut for piece in each], add_special_tokens=False)
-        )
-        found = [np.concatenate([np.array(next(encodings).ids, np.int64) for _ in each]) for each in cut]
+        found = joined(cut, partial(self._bpe.encode_batch_fast, add_special_tokens=False))
         for document, ids in zip(documents, found, strict=True):
             spelt = b"".join(map(self.pieces.__getitem__, ids.tolist()))
             if spelt != self.prefix.encode() * bool(document.raw) + document.raw:

@@ -22,11 +22,10 @@ from .documents import Document
 from .fetch import fetch
 from .pretrained_tokenizer import Pretrained
 from .store import SPLITS, Store, StoreWriter
-from .tokenization import BPE, GPT2_VOCABULARY, Alphabet, Bytes, Tokenizer
+from .tokenization import BPE, GPT2_VOCABULARY, Alphabet, Bytes, Tokenizer, batches
 
 TOKENIZER = "tokenizer.json"  # in an exported folder
 GPT2_SHA256, GPT2_BYTES = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6", 1_355_256
-BATCH = 1 << 21  # bytes of text tokenized at once: enough for all cores, but with bounded memory
 
 
 class Text(Corpus):
@@ -104,9 +103,9 @@ class Text(Corpus):
         counts, tokens, labels, splits = Counter(), 0, {}, {}  # the last two by document
         published = self.split == "files" or self.fields.split is not None
         in_blocks = self._one_document(self._files())
-        end = np.array([] if in_blocks else [tokenizer.end], np.int64)  # no end of text, because the document continues
+        end = np.array([] if in_blocks else [tokenizer.end], np.int32)  # no end of text, because the document continues
         for (document, split, cluster), ids in self._encoded(tokenizer):
-            row = np.concatenate([[tokenizer.start], ids, end])
+            row = np.concatenate([[tokenizer.start], ids, end], dtype=np.int32)
             if int(self._bytes(row).sum()) != len(document.raw):
                 raise RuntimeError(f"{document.name}: the bytes of its tokens differ from those of its text")
             writer.add(document.name, split, cluster, row, {"byte": len(document.raw)})
@@ -290,7 +289,7 @@ class Text(Corpus):
         """Yield every document and its ids. Reading, tokenizing and writing of different batches overlap."""
         with ThreadPoolExecutor(1) as pool:
             before = None
-            for batch in _batches(self._documents("tokenizing")):
+            for batch in batches(self._documents("tokenizing"), lambda each: len(each[0].raw)):
                 job = pool.submit(tokenizer.encode, [document for document, _, _ in batch])
                 if before is not None:
                     yield from zip(before[0], before[1].result(), strict=True)
@@ -304,16 +303,3 @@ def _lost(learnt: Path) -> str:
         f"{learnt}, the tokenizer that the data were encoded with, is missing: restore it, or set stores=DIRECTORY to "
         "the folder of stores that contains it"
     )
-
-
-def _batches(found: Iterable[tuple[Document, str, str]]) -> Iterator[list[tuple[Document, str, str]]]:
-    """Group consecutive documents into batches of at least BATCH bytes."""
-    batch, size = [], 0
-    for each in found:
-        batch.append(each)
-        size += len(each[0].raw)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -4,8 +4,10 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tokenizers
@@ -21,8 +23,10 @@ GPT2_VOCABULARY = 50257
 # Computed from vocabulary and merges, so it does not depend on the layout of the file.
 GPT2_DIGEST = "e1bf1d7abcc7e361ff81bef4019332b6b745a38a09133324388925dd4ba005e0"
 PIECE = 1 << 16  # characters after which long documents are cut at the next place where no token changes
+BATCH = 1 << 21  # bytes or characters tokenized at once: enough for all cores, but with bounded memory
 LIMIT = 1 << 24  # maximum bytes of a tokenizer.json; twelve times GPT-2's
 CUT = re.compile(r"\S(?=[ \n])")
+T = TypeVar("T")
 
 
 class Tokenizer(ABC):
@@ -41,7 +45,7 @@ class Tokenizer(ABC):
     def __init__(self, pieces: Sequence[bytes], end: int, digest: str, start: int | None = None):
         self.pieces, self.end, self.digest = pieces, end, digest
         self.start = end if start is None else start
-        self.lengths = np.array([len(piece) for piece in pieces])
+        self.lengths = np.array([len(piece) for piece in pieces], np.int32)
 
     @abstractmethod
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
@@ -132,9 +136,7 @@ class BPE(Tokenizer):
         self._bpe.decoder = decoders.ByteLevel()  # for use of the file without this package
 
     def encode(self, documents: Sequence[Document]) -> list[np.ndarray]:
-        cut = [list(pieces(document.text)) for document in documents]
-        encodings = iter(self._bpe.encode_batch_fast([piece for each in cut for piece in each]))
-        return [np.concatenate([np.array(next(encodings).ids, np.int64) for _ in each]) for each in cut]
+        return joined([list(pieces(document.text)) for document in documents], self._bpe.encode_batch_fast)
 
     def fast(self) -> tokenizers.Tokenizer:
         return started(tokenizers.Tokenizer.from_str(self._bpe.to_str()), END_OF_TEXT, self.end)
@@ -210,6 +212,29 @@ def pieces(text: str) -> Iterator[str]:
         yield text[begin : match.start() + 1]
         begin = match.start() + 1
     yield text[begin:]
+
+
+def joined(cut: Sequence[list[str]], encode: Callable[[list[str]], list[tokenizers.Encoding]]) -> list[np.ndarray]:
+    """Ids of each document, given its pieces, all of which `encode` encodes in parallel.
+
+    A long document is encoded in parts, because an encoding takes many times the memory of its ids.
+    """
+    parts = batches(chain.from_iterable(cut), len)
+    ids = (np.array(encoding.ids, np.int32) for part in parts for encoding in encode(part))
+    return [np.concatenate([*islice(ids, len(each))]) for each in cut]
+
+
+def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Group consecutive items into batches with a total `size` of at least BATCH."""
+    batch, total = [], 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= BATCH:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 def _parts(model: dict) -> tuple[dict[str, int], list[tuple[str, str]]]:

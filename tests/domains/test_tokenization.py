@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import requests
@@ -77,6 +78,24 @@ def test_cutting_documents_does_not_change_pre_tokens(text):
         patch.setattr(tokenization, "PIECE", 3)
         cut = [spelt for piece in pieces(text) for spelt, _ in gpt2.pre_tokenize_str(piece)]
     assert cut == [spelt for spelt, _ in gpt2.pre_tokenize_str(text)]
+
+
+def test_a_long_document_is_encoded_in_parts_to_limit_memory(trained, monkeypatch):
+    documents = [whole(text) for text in ("a b", " ".join(pages(9)), "c")]
+    expected = [ids.tolist() for ids in trained.encode(documents)]
+    monkeypatch.setattr(tokenization, "PIECE", 30)
+    monkeypatch.setattr(tokenization, "BATCH", 100)
+    inner, sizes = trained._bpe, []
+
+    def encode(texts):
+        sizes.append(sum(map(len, texts)))
+        return inner.encode_batch_fast(texts)
+
+    monkeypatch.setattr(trained, "_bpe", SimpleNamespace(encode_batch_fast=encode))
+    assert [ids.tolist() for ids in trained.encode(documents)] == expected
+    assert sum(sizes) == sum(len(document.text) for document in documents)
+    assert len(sizes) > 5
+    assert max(sizes) < 200
 
 
 def test_long_documents_are_cut():
