@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -183,6 +184,7 @@ def _unpacked_name(name: str) -> str:
     return name[: name.rindex(".")] if name.lower().endswith(PACKED) else name
 
 
+@cache  # called for each document, and parsing paths takes long
 def _format(path: Path) -> str | None:
     ending = Path(_unpacked_name(path.name)).suffix.lower()
     known = ending in FORMATS and not (ending == ".parquet" and path.name.lower().endswith(PACKED))
@@ -227,6 +229,7 @@ def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
 
     def document() -> Document:
         raw = b"".join(block)
+        block.clear()  # otherwise the lines stay in memory while the document is encoded
         text = decoded(raw, path, first)
         if "\0" in text:
             line = first + raw.count(b"\n", 0, raw.index(b"\0"))
