@@ -15,8 +15,8 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ..core import stopping
-from ..core.errors import UserError, explain_os_error, nearest_key, one_line, suggestions
+from ..core import launcher, stopping
+from ..core.errors import DivergedError, UserError, explain_os_error, nearest_key, one_line, suggestions
 from ..core.plain_yaml import fault_of
 from ..core.terminal import printable
 from .overrides import as_setting, choices_of
@@ -111,7 +111,8 @@ def one_line_errors() -> Iterator[None]:
             kind, line = UserError, explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
-        print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
+        if kind is not DivergedError or not launcher.rank():  # all ranks have the same loss
+            print(f"{kind.prefix}{printable(line)}", file=sys.stderr)
         sys.exit(kind.exit_status)
 
 

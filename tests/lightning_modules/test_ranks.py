@@ -19,7 +19,7 @@ from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from bearings.core.errors import UserError
+from bearings.core.errors import DivergedError, UserError
 from bearings.domains.records import Records
 from bearings.encodings.base import Encoding
 from bearings.encodings.seqpe import SeqPE
@@ -29,6 +29,7 @@ from bearings.lightning_modules.trainer import TrainerSettings
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session import cli
 from bearings.session.configuration import build
+from bearings.session.explaining import one_line_errors
 from bearings.session.overrides import choices_of
 
 STEPS = 60
@@ -312,3 +313,16 @@ def test_batch_that_cannot_be_split_raises(run):
     status, _, err = run(*TASK, "trainer.accelerator=cpu", "trainer.devices=3")
     split = "the batch is split across 3 processes, so it must be a multiple of 3"
     assert (status, err) == (2, f"error: data.batch_size=4: {split}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "printing"), [(DivergedError("not finite"), ["0"]), (UserError("rank 1 lost it"), ["0", "1"])]
+)
+def test_only_the_first_rank_prints_that_training_diverged(monkeypatch, capsys, error, printing):
+    """All ranks find it, but other errors may be those of one rank."""
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as end, one_line_errors():
+            raise error
+        assert end.value.code == 2
+        assert capsys.readouterr().err == f"error: {error}\n" * (rank in printing)
