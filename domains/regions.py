@@ -205,7 +205,7 @@ def _split(word: str, place: str) -> str:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             while text := file.readline(LONGEST_LINE + 1):
                 number += 1
                 if len(text) > LONGEST_LINE:

@@ -5,6 +5,8 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from ..core.errors import UserError
 from ..core.hidden import files_below
 from . import two_bit
+from .documents import without_mark
 from .unpacking import Bounded, refuse_padding
 
 LETTERS = "ACGTN"
@@ -147,7 +150,8 @@ def _blocks(path: Path) -> Iterator[tuple[Record, np.ndarray]]:
 def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
     """Records of an open FASTA file with lines of any length."""
     record, line, length, rest, new_line = None, 1, 0, b"", True
-    while block := file.read(BLOCK):
+    blocks = iter(partial(file.read, BLOCK), b"")
+    for block in chain([without_mark(next(blocks, b""))], blocks):
         data, at, rest = rest + block, 0, b""
         while at < len(data):
             if new_line and data[at : at + 1] == b">":

@@ -198,6 +198,13 @@ def test_only_whole_words_begin_lines_that_bed_files_skip(tmp_path):
     assert store.names == ["tracked:0-9", "browser1:0-9", "c:0-9"]
 
 
+def test_a_byte_order_mark_of_a_bed_file_is_left_out(tmp_path):
+    (tmp_path / "genome.fa").write_text("".join(f">{name}\n{'ACGT' * 5}\n" for name in "abc"))
+    (tmp_path / "x.bed").write_text("a\t0\t9\ttrain\nb\t0\t9\tvalid\nc\t0\t9\ttest\n", encoding="utf-8-sig")
+    store = Genome(str(tmp_path / "genome.fa"), split="bed", bed=str(tmp_path / "x.bed")).prepare(tmp_path / "stores")
+    assert store.names == ["a:0-9", "b:0-9", "c:0-9"]
+
+
 def test_missing_bed_file_and_empty_split_raise(write, tmp_path):
     with pytest.raises(UserError, match=r"none\.bed cannot be read: No such file"):
         Genome(write(), split="bed", bed="none.bed").prepare(tmp_path)

@@ -220,3 +220,10 @@ def test_files_of_a_folder_are_found_in_subfolders_and_in_any_case(tmp_path):
         (tmp_path / name).touch()
     found = [file.relative_to(tmp_path).as_posix() for file in sequences.files(tmp_path)]
     assert found == ["A.FA", "b.fa", "more/c.fasta.gz"]
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_a_byte_order_mark_is_left_out(tmp_path, packed):
+    (tmp_path / "a.fa").write_bytes(packed(b"\xef\xbb\xbf>a\r\nACGT\r\n"))
+    found = [(record.name, codes.tolist()) for record, codes in sequences.read([tmp_path / "a.fa"], sequences.Tally())]
+    assert found == [("a", []), ("a", [0, 1, 2, 3])]
