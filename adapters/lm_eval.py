@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ except ModuleNotFoundError:
     raise
 
 from ..core.errors import UserError
+from ..core.options import as_path
 from ..domains.text import Text
 from ..lightning_modules.likelihood import continuation_nats
 from ..lightning_modules.sampling import draw
@@ -93,7 +93,7 @@ class Bearings(TemplateLM):
         kind = device and str(device).partition(":")[0]
         if kind not in accelerators:
             raise UserError(f"device={device}: allowed: cpu, cuda")
-        directory = RunDirectory.open(Path(run).expanduser()).trained()
+        directory = RunDirectory.open(as_path(run)).trained()
         config = on_one_device(directory, accelerators[kind])
         if stores:
             config["stores"] = stores

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -41,6 +42,11 @@ WORDS = {
 }
 SECTION = re.compile(r"(?:Args|Attributes):\n((?:    .*\n|\n)+)")
 ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", re.MULTILINE)
+
+
+def as_path(place: str | os.PathLike) -> Path:
+    """A path in which `~` is the user's home folder; `~NAME` stays as it is if there is no such user."""
+    return Path(os.path.expanduser(place))
 
 
 class Options:

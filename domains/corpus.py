@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.checked_files import digest_of
 from ..core.errors import MOST_FAULTS, UserError, several
+from ..core.options import as_path
 from ..core.progress import shown
 from . import documents, wikitext
 from .base import Domain
@@ -33,7 +34,7 @@ class Corpus(Domain):
 
     def __init__(self, *options: Any, **named: Any):
         self.given = given = self.declared(*options, **named)
-        self.path = Path(given.path).expanduser() if given.path else None
+        self.path = as_path(given.path) if given.path else None
         self.fields = Fields(given.field, given.split_field, given.group_field)
         self.documents, self.split, self.source, self.hub = given.documents, given.split, None, None
         if isinstance(given, TextOptions):

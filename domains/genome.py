@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..core.errors import UserError
+from ..core.options import as_path
 from . import base_markov, overlaps, repeats, sequence_rows, sequences
 from .base import Domain
 from .chunks import Part, chunks, within, without_n
@@ -62,7 +63,7 @@ class Genome(Domain):
     def __init__(self, *options: Any, **named: Any):
         given = GenomeOptions(*options, **named)
         listed = [] if given.path is None else [given.path] if isinstance(given.path, str | Path) else given.path
-        self.paths, self.urls, self.md5 = [Path(each).expanduser() for each in listed], list(given.urls), given.md5
+        self.paths, self.urls, self.md5 = [as_path(each) for each in listed], list(given.urls), given.md5
         self.source = given.source
         if self.source == "chr21" and self.urls == [HG38]:
             self.urls, self.md5 = [CHR21], CHR21_MD5 if self.md5 == MD5 else self.md5
@@ -73,7 +74,7 @@ class Genome(Domain):
             "valid": list(given.valid or ()),
             "test": list(given.test or ()),
         }
-        self.bed = Path(given.bed).expanduser() if given.bed else None
+        self.bed = as_path(given.bed) if given.bed else None
         self.groups = repeats.GROUPS if given.soft_mask else ()
         self.fields = Fields(given.field, given.split_field, given.group_field)
         self._in_tables = bool(self.paths) and all(map(is_table, self.paths))

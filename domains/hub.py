@@ -14,6 +14,7 @@ from typing import Any
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
 from ..core.hidden import files_below
+from ..core.options import as_path
 from .documents import CALLED, Document, Fields, document_of
 from .parquet import listed
 from .store import SPLITS
@@ -129,7 +130,7 @@ class HubDataset:
 
     @property
     def _folder(self) -> Path:
-        folder = Path(self.name).expanduser()
+        folder = as_path(self.name)
         if not folder.is_dir():
             raise UserError(f"domain.dataset={self.name} is not a folder: give a folder, or ORG/NAME on the Hub")
         return folder

@@ -12,6 +12,7 @@ import symusic
 
 from ..core.checked_files import digest_of
 from ..core.errors import UserError, one_line
+from ..core.options import as_path
 from ..core.words import plural
 from . import chorales, melodies, midi_files, music_metrics, overlaps, pianoroll
 from .clocks import Clock
@@ -67,7 +68,7 @@ class JSB(Music):
     def __init__(self, *options: Any, **named: Any):
         given = JSBOptions(*options, **named)
         self.source, self.urls, self.transpose = given.source, list(given.urls), given.transpose
-        self.path = Path(given.path).expanduser() if given.path else None
+        self.path = as_path(given.path) if given.path else None
 
     @property
     def vocabulary(self) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import pretty_midi
 
 from ..core.errors import MOST_FAULTS, UserError, several
+from ..core.options import as_path
 from ..core.words import plural
 from . import midi_files, music_metrics, overlaps, pianoroll, remi
 from .clocks import Clock
@@ -80,7 +81,7 @@ class Maestro(Music):
 
     def __init__(self, *options: Any, **named: Any):
         given = MaestroOptions(*options, **named)
-        self.path = Path(given.path).expanduser() if given.path else None
+        self.path = as_path(given.path) if given.path else None
         self.urls, self.split, self.tokenizer = list(given.urls), given.split, given.tokenizer
         self.transpose, self.skip_unreadable = given.transpose, given.skip_unreadable
 

@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 
 from ..core.errors import UserError
+from ..core.options import as_path
 from ..core.words import plural
 from . import documents, overlaps
 from .clocks import Clock
@@ -49,7 +50,7 @@ class Text(Corpus):
         super().__init__(*options, **named)
         given = self.given
         self.tokenizer, self.alphabet = given.tokenizer, given.alphabet
-        self.tokenizer_path = Path(given.tokenizer_path).expanduser() if given.tokenizer_path else None
+        self.tokenizer_path = as_path(given.tokenizer_path) if given.tokenizer_path else None
         self.tokenizer_urls, self.vocabulary_size = list(given.tokenizer_urls), given.vocabulary_size
         # Options and tokenizer digest of the open store, whose source may no longer exist.
         self._options: Mapping[str, Any] | None = None

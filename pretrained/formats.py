@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 
 from ..core.checked_files import DAMAGE, why
 from ..core.errors import UserError
+from ..core.options import as_path
 from . import gguf_file, hugging_face, llama2c
 from .checkpoint import Checkpoint
 from .vocabulary import Vocabulary
@@ -26,7 +27,7 @@ def opened(given: str | Path) -> Checkpoint:
     Raises:
         UserError: it does not exist, is damaged, or is not a Llama-type model.
     """
-    path = Path(given).expanduser()
+    path = as_path(given)
     return _read(path, "model.pretrained", ALLOWED, lambda: _checkpoint(path))
 
 
@@ -36,7 +37,7 @@ def vocabulary_of(given: str | Path) -> Vocabulary:
     Raises:
         UserError: it does not exist, is damaged, or is not a BPE.
     """
-    path = Path(given).expanduser()
+    path = as_path(given)
     return _read(path, "domain.tokenizer_path", TOKENIZERS, lambda: _vocabulary(path))
 
 

@@ -1,13 +1,13 @@
 """The configuration for using an existing run: its own, with the task of a command or the device of this machine."""
 
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from ..core.errors import UserError
+from ..core.options import as_path
 from ..lightning_modules.options import TrainerOptions
 from .configuration import NAMED, refuse_problems
 from .identity import INCIDENTAL, identity, portable
@@ -89,7 +89,7 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
         if located(cast("DictConfig", OmegaConf.load(task))["_target_"], "task").needs != "run":
             return []
         run = OverridesParser.create().parse_override(f"run={given['run']}").value()
-        names = read_config(Path(str(run)).expanduser() / "config.yaml")["names"]
+        names = read_config(as_path(str(run)) / "config.yaml")["names"]
     except Exception:
         return []
     return choices_for(names, given)

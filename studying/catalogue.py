@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..core.errors import UserError, suggestions
+from ..core.options import as_path
 from ..core.whole_files import write_text
 from ..reporting.study_list import LIST
 
@@ -25,7 +26,7 @@ def folder_of(study: str, dry: bool = False) -> Path:
         UserError: the study does not exist.
     """
     if study not in studies():
-        folder = Path(study).expanduser()
+        folder = as_path(study)
         if not (folder / LIST).exists():
             allowed = f"{suggestions(study, studies())}, or a folder with a {LIST}"
             raise UserError(f"study={study}: {folder / LIST} does not exist; {allowed}")

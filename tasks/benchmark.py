@@ -1,13 +1,13 @@
 """task=benchmark run=DIRECTORY: score zero-shot benchmarks of language understanding."""
 
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, suggestions
+from ..core.options import as_path
 from ..core.progress import shown
 from ..domains.base import Domain
 from ..domains.items import Items
@@ -46,7 +46,7 @@ class Benchmark(Task):
             if name not in BENCHMARKS:
                 raise ValueError(f"benchmarks: {name}: {suggestions(name, BENCHMARKS)}")
         self.names = [*dict.fromkeys(given.benchmarks or BENCHMARKS)]
-        self.path = Path(os.path.expanduser(given.path)) if given.path else None
+        self.path = as_path(given.path) if given.path else None
         if self.path and not self.path.exists():
             raise ValueError(f"path={given.path}: no such file or folder")
         self.chosen, self.limit, self.prefix = given.benchmarks is not None, given.limit, given.prefix

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError, one_line
+from ..core.options import as_path
 from ..core.words import plural
 from ..domains.base import Domain
 from ..domains.records import Records
@@ -205,7 +206,7 @@ class Bundle:
         """
         if isinstance(item, list):
             raise UserError(f"save: item is a list of {plural(len(item), 'sample')}: save each of them by itself")
-        stem = Path(stem).expanduser()
+        stem = as_path(stem)
         stem = stem.with_suffix("") if stem.suffix in EXTENSIONS else stem
         stem.parent.mkdir(parents=True, exist_ok=True)
         return self.domain.render(item, stem)
@@ -232,7 +233,7 @@ def load(
         UserError: a file is missing, damaged or from another version, a class is not trusted, or PyTorch does not see
             the device.
     """
-    folder = Path(folder).expanduser()
+    folder = as_path(folder)
     if not (folder / CONFIG).exists() and (found := format_of(folder)):
         raise UserError(
             f"{folder} holds an export with task.format={found}, which transformers loads: export without task.format"
@@ -259,7 +260,7 @@ def _of_run(folder: Path, stores: str | Path, trust: str | Sequence[str]) -> Bun
         refuse_problems(run.config)
         session = Session(on_one_device(run, "cpu"))
         with TemporaryDirectory() as shared:  # tokenizers of text domains
-            session.domain.share(Path(stores).expanduser(), run.config["content"], Path(shared))
+            session.domain.share(as_path(stores), run.config["content"], Path(shared))
             session.domain.use_shared(Path(shared))
         model = session.load(run.checked_best(), vocabulary)
     return Bundle(model, session.domain, session.data.length, session.evaluation.overlap)
@@ -284,6 +285,6 @@ def _path(item: object, domain: Domain) -> Path | None:
             "or to score several texts or files, a list of these"
         )
     if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
-        place = os.path.expanduser(item)
-        return Path(place) if os.path.exists(place) or FILE_NAME.fullmatch(item) else None
-    return Path(item).expanduser()
+        place = as_path(item)
+        return place if os.path.exists(place) or FILE_NAME.fullmatch(item) else None
+    return as_path(item)

@@ -1,6 +1,5 @@
 """task=export run=DIRECTORY: write a trained model as files to share, and load them again."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from safetensors.torch import save_model
 
 from ..core.checked_files import DAMAGE, digest_of
 from ..core.errors import UserError, one_line
+from ..core.options import as_path
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import write_text
 from ..domains.base import Domain
@@ -67,7 +67,7 @@ class Export(Task):
 
     def __init__(self, **options: Any):
         given = ExportOptions(**options)
-        self.format, self.out = given.format, Path(os.path.expanduser(given.out)) if given.out else None
+        self.format, self.out = given.format, as_path(given.out) if given.out else None
         if self.out and self.out.exists() and not self.out.is_dir():
             raise ValueError(f"out={given.out} is a file: give a folder")
 

@@ -1,9 +1,9 @@
 """task=keep run=DIRECTORY: copy what reports read from a run, without checkpoints and small enough for git."""
 
-import os
 from pathlib import Path
 from typing import Any
 
+from ..core.options import as_path
 from ..session.session import Session
 from ..session.task import Task
 from ..studying.keeping import keep_run
@@ -20,7 +20,7 @@ class Keep(Task):
     needs = "run"
 
     def __init__(self, **options: Any):
-        self.out = Path(os.path.expanduser(KeepOptions(**options).out))
+        self.out = as_path(KeepOptions(**options).out)
 
     def __call__(self, session: Session) -> None:
         kept = keep_run(Path(session.config["run"]), self.out)

@@ -3,7 +3,6 @@
 import errno
 import gc
 import glob
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 from rich.padding import Padding
 
 from ..core.errors import UserError, suggestions
+from ..core.options import as_path
 from ..core.whole_files import write_text
 from ..reporting.answers import Answer, answers
 from ..reporting.page import Section, is_page, write_page
@@ -48,11 +48,11 @@ class Report(Task):
 
     def __init__(self, **options: Any):
         given = ReportOptions(**options)
-        self.directories, self.out = given.directories, Path(os.path.expanduser(given.out))
+        self.directories, self.out = given.directories, as_path(given.out)
         self.reference, self.margin = given.reference, given.margin
 
     def __call__(self, session: Command) -> None:
-        folders = [Path(os.path.expanduser(folder)) for folder in self.directories or [session.config["runs"]]]
+        folders = [as_path(folder) for folder in self.directories or [session.config["runs"]]]
         self._show(session, *self.write(folders, Path(session.config["stores"])))
 
     def write(self, folders: Sequence[Path], stores: Path) -> tuple[Study, list[Section], list[Answer]]:

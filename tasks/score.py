@@ -2,7 +2,6 @@
 
 import csv
 import math
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from filelock import FileLock
 
 from ..core.errors import UserError
+from ..core.options import as_path
 from ..domains.records import Records
 from ..domains.unit_labels import unit_label
 from ..reporting.tables import Row, Table, write_csv
@@ -40,7 +40,7 @@ class Score(Task):
         self.files = [*map(str, paths_of(given.files))]
         if not self.files:
             raise ValueError("files=[]: give at least one file, such as task.files=[a.mid,b.mid]")
-        self.out = Path(os.path.expanduser(given.out)) if given.out else None
+        self.out = as_path(given.out) if given.out else None
         if self.out and self.out.is_dir():
             raise ValueError(f"out={given.out} is a folder: give a file, such as {self.out / 'scores.csv'}")
 

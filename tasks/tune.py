@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from filelock import FileLock
 
 from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import DivergedError, UserError, nearest_key
-from ..core.options import checked, options_of
+from ..core.options import as_path, checked, options_of
 from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.finished import RATE
@@ -61,7 +60,7 @@ class Tune(Task):
 
     def __init__(self, **options: Any):
         given = TuneOptions(**options)
-        self.rates, self.seeds, self.out = given.rates, given.seeds, Path(os.path.expanduser(given.out))
+        self.rates, self.seeds, self.out = given.rates, given.seeds, as_path(given.out)
         self.grid, self.numbers = given.grid or {}, given.points
 
     def __call__(self, session: Session) -> None:
