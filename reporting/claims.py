@@ -10,7 +10,7 @@ import numpy as np
 from ..core.errors import shortened
 from ..core.options import Count, Options
 from .contestant import Contestant
-from .intervals import seed_interval
+from .intervals import mean_interval
 from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
 from .scores import ALPHA
 from .solving import rates_p, solving
@@ -147,7 +147,7 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
     if len(seeds) < FEWEST_SEEDS:
         yield row | {"verdict": "not enough seeds"}
         return
-    low, high = (float(end) for end in seed_interval(found[:, None], np.ones(1)))
+    low, high = mean_interval(found)
     yield row | {"interval": interval(shown)((low, high)), "verdict": verdict(low, high, limit, claim.published)}
 
 

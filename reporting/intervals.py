@@ -1,6 +1,7 @@
 """Intervals of a ratio over seeds, over test clusters, and over both."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -31,6 +32,12 @@ def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
     count = ratios.shape[-1]
     reach = t_quantile(TAIL, count - 1) * ratios.std(-1, ddof=1) / np.sqrt(count)
     return ratios.mean(-1) - reach, ratios.mean(-1) + reach
+
+
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Student's t interval of the mean of `values [S]`, one per seed."""
+    low, high = seed_interval(np.asarray(values)[:, None], np.ones(1))
+    return float(low), float(high)
 
 
 def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:

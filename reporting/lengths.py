@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
-from .intervals import seed_interval
+from .intervals import mean_interval
 from .naming import file_name, parenthesised
 from .statistics import FEWEST_SEEDS
 from .study import Comparison
@@ -129,10 +129,7 @@ def longest_context(found: Mapping[str, Sequence[Sequence[Row]]]) -> int:
 def _change(changes: Sequence[float]) -> Row:
     """The mean of `changes`, with its interval over seeds if there are enough."""
     mean: Row = {"change": float(np.mean(changes))}
-    if len(changes) < FEWEST_SEEDS:
-        return mean
-    low, high = seed_interval(np.array(changes)[:, None], np.ones(1))
-    return mean | {"change_interval": (float(low), float(high))}
+    return mean if len(changes) < FEWEST_SEEDS else mean | {"change_interval": mean_interval(changes)}
 
 
 def holding(table: Table) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from ..core.checked_files import DAMAGE, NAME, figure, read_csv, whole, why
 from ..core.errors import UserError
 from ..domains.base import Measures
-from .intervals import Bootstrap, effective
-from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS, Estimate, by_cluster, seed_interval
+from .intervals import Bootstrap, effective, mean_interval
+from .statistics import FEWEST_CLUSTERS, FEWEST_SEEDS, Estimate, by_cluster
 from .study import Comparison
 from .tables import Row, Table, interval, with_sign, write_csv
 
@@ -142,8 +142,7 @@ def _estimate(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> Estimat
         return None
     means = np.array([np.mean([row[name] for row in rows]) for rows in by_seed])
     if len(seeds) >= FEWEST_SEEDS:
-        low, high = seed_interval(means[:, None], np.ones(1))
-        return Estimate(float(means.mean()), (float(low), float(high)))
+        return Estimate(float(means.mean()), mean_interval(means))
     values = np.array([row[name] for rows in by_seed for row in rows])
     labels = np.array([(seed, row["cluster"]) for seed, rows in enumerate(by_seed) for row in rows])
     clusters = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)

@@ -8,8 +8,8 @@ import scipy
 from ..domains.items import Items
 from ..domains.variants import ALL
 from ..session.item_files import read_items
-from .intervals import TAIL
-from .statistics import FEWEST_SEEDS, by_cluster, seed_interval
+from .intervals import TAIL, mean_interval
+from .statistics import FEWEST_SEEDS, by_cluster
 from .study import Comparison
 from .tables import Row, Table, interval, with_sign
 
@@ -163,5 +163,5 @@ def _estimate(
     reach = -scipy.special.ndtri(TAIL) * error
     ends = [("over_variants", (values.mean() - reach, values.mean() + reach))]
     if len(values) >= FEWEST_SEEDS:
-        ends.append(("over_seeds", seed_interval(values[:, None], np.ones(1))))
+        ends.append(("over_seeds", mean_interval(values)))
     return row | {key: (float(max(low, limits[0])), float(min(high, limits[1]))) for key, (low, high) in ends}
