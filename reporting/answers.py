@@ -46,18 +46,10 @@ def answers(found: Sequence[Score], reference: str) -> list[Answer]:
     compared = sum(each.chosen and not each.is_reference and not each.part for each in found)
     most = MOST if compared <= MOST or len(places) == 1 else APART
     results = [
-        Answer(
-            title_of(scores[0]), [*_clauses(scores, reference, len(places), most), *_same_models(scores[0].comparison)]
-        )
+        Answer(scores[0].place, [*_clauses(scores, reference, len(places), most), *_same_models(scores[0].comparison)])
         for scores in places.values()
     ]
     return [result for result in results if result.clauses]
-
-
-def title_of(score: Score) -> str:
-    """The short name of its comparison, with the split if the comparison has several."""
-    several = len(score.comparison.splits) > 1
-    return f"{score.comparison.name}, {score.split}" if several else score.comparison.name
 
 
 def _clauses(scores: Sequence[Score], reference: str, places: int, most: int) -> list[str]:

@@ -26,8 +26,7 @@ def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
             continue
         against, difference = score.compared
         scale = 100 / difference.level if percent else 1.0
-        split = f", {score.split}" if len(score.comparison.splits) > 1 else ""
-        place = f"{score.comparison.name}{split}: " if percent and len(places) > 1 else ""
+        place = f"{score.place}: " if percent and len(places) > 1 else ""
         row: Row = {"model": place + score.contestant.label, "against": against.label}
         row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
         for basis in BASES:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..core.words import plural
-from .answers import name_of, title_of
+from .answers import name_of
 from .scores import ALPHA, Score
 from .statistics import Difference
 
@@ -27,11 +27,11 @@ def seeds_needed(found: Difference, tests: int) -> int | None:
 
 def needed_sentence(found: Sequence[Score]) -> str | None:
     """The sentence about the seeds that the undecided differences of a study need; None if there are none."""
-    several = len({title_of(score) for score in found if score.difference is not None}) > 1
+    several = len({score.place for score in found if score.difference is not None}) > 1
     needed = []
     for score in sorted(found, key=lambda score: score.nats.value):
         if score.verdict == "undecided" and score.difference is not None:
-            name = name_of(score, score.contestant) + f" in {title_of(score)}" * several
+            name = name_of(score, score.contestant) + f" in {score.place}" * several
             needed.append((name, seeds_needed(score.difference, score.tests)))
     if not needed:
         return None

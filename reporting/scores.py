@@ -64,6 +64,12 @@ class Score:
     hinges: bool = False
 
     @property
+    def place(self) -> str:
+        """The short name of its comparison, with the split if the comparison has several."""
+        several = len(self.comparison.splits) > 1
+        return f"{self.comparison.name}, {self.split}" if several else self.comparison.name
+
+    @property
     def is_reference(self) -> bool:
         return self.against is self.contestant
 

@@ -26,13 +26,11 @@ def solved_table(found: Sequence[Score]) -> Table | None:
     encodings: dict[str, str] = {}
     for score in found:
         if score.solving is not None and not score.pooled:
-            splits = score.comparison.splits
-            place = f"{score.comparison.name}{f', {score.split}' if len(splits) > 1 else ''}"
-            cells.setdefault(score.contestant.label, {})[place] = score.solving
+            cells.setdefault(score.contestant.label, {})[score.place] = score.solving
             encodings[score.contestant.label] = score.contestant.encoding
             limits[score.comparison.name] = f"{100 * (score.comparison.solved or 0):g} % in {score.comparison.name}"
             if reported := score.contestant.any_run.published.get(score.split):
-                published[score.contestant.label, place] = reported
+                published[score.contestant.label, score.place] = reported
     places = dict.fromkeys(place for row in cells.values() for place in row)
     if len(cells) <= MOST or len(places) < 2:
         return None

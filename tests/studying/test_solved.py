@@ -1,7 +1,9 @@
 """The table of many models on several tasks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+from bearings.reporting.scores import Score
 from bearings.reporting.solving import Solving
 from bearings.studying.solved import solved_table
 
@@ -18,7 +20,7 @@ def scores(names, tasks=(("flip_flop", ("test", "dense")), ("mqrar", ("test",)))
                 solving = SOLVED if (name, task) == ("path", "mqrar") else FAILED
                 run = SimpleNamespace(published={"dense": "0.1 %"} if name == published else {})
                 model = SimpleNamespace(label=name, encoding=name, any_run=run)
-                yield SimpleNamespace(comparison=comparison, split=split, contestant=model, solving=solving, pooled=0)
+                yield Score(comparison, split, model, None, {}, None, None, solving)
 
 
 def test_cells_are_solved_seeds_or_the_median_error():
@@ -38,9 +40,8 @@ def test_a_task_without_records_counts_as_an_error_of_1():
 
 
 def test_pooled_scores_are_left_out():
-    table, pooled = solved_table([*scores(NAMES)]), [*scores(["path"])]
-    for score in pooled:
-        score.pooled, score.solving = 2, SOLVED
+    table = solved_table([*scores(NAMES)])
+    pooled = [replace(score, pooled=2, solving=SOLVED) for score in scores(["path"])]
     assert solved_table([*scores(NAMES), *pooled]).rows == table.rows
 
 
