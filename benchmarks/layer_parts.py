@@ -14,6 +14,7 @@ from torch import Tensor
 from ..kernels.layers.added_norm import added_norm
 from ..kernels.layers.swiglu import silu_product
 from ..kernels.loss.cross_entropy import ALIGNED, summed_nats
+from ..lightning_modules.blocks import SwiGLU
 from ..lightning_modules.options import ModelOptions
 from .epilogues import EpilogueMLP
 from .training import Size
@@ -53,11 +54,6 @@ def weight(*shape: int) -> Tensor:
 def tokens_of(size: Size) -> int:
     """Tokens of a step."""
     return size.batch * size.length
-
-
-def hidden_of(size: Size) -> int:
-    """Channels of SwiGLU's MLP."""
-    return -(-8 * size.width // (3 * 32)) * 32
 
 
 def ids(size: Size) -> Tensor:
@@ -161,7 +157,7 @@ def liger_product() -> Callable[[Tensor], Tensor]:
 
 
 def mlp_inputs(size: Size) -> list[Tensor]:
-    hidden = hidden_of(size)
+    hidden = SwiGLU.usual_hidden(size.width)
     return [normal(tokens_of(size), size.width), weight(2 * hidden, size.width), weight(size.width, hidden)]
 
 
@@ -186,7 +182,7 @@ def chain_inputs(size: Size) -> list[Tensor]:
     """The stream, SwiGLU's product before the last layer of an MLP, its weight, the gain of a norm, the next weight."""
     x, _, gain = norm_inputs(size, LOW)
     _, following, down = mlp_inputs(size)
-    return [x, normal(tokens_of(size), hidden_of(size)), down, gain, following]
+    return [x, normal(tokens_of(size), SwiGLU.usual_hidden(size.width)), down, gain, following]
 
 
 def chain(norm: Function, x: Tensor, product: Tensor, down: Tensor, gain: Tensor, following: Tensor) -> Tensor:
@@ -242,7 +238,7 @@ PARTS = {
     "norm": Part(partial(norm_inputs, dtype=torch.float32), plain_norm, NORMS),
     "norm, bf16 stream": Part(partial(norm_inputs, dtype=LOW), plain_norm, NORMS),
     "swiglu": Part(
-        lambda size: [normal(tokens_of(size), 2 * hidden_of(size))],
+        lambda size: [normal(tokens_of(size), 2 * SwiGLU.usual_hidden(size.width))],
         plain_product,
         {
             OURS: lambda: silu_product,

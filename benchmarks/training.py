@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 
+from ..lightning_modules.blocks import SwiGLU
 from ..lightning_modules.cost import peak_flops
 from ..lightning_modules.graphs import WARM_UP, CaptureError, StepGraphs
 from ..lightning_modules.language_model import LanguageModel
@@ -122,7 +123,7 @@ def from_transformers(name: str, size: Size) -> Contender:
         )
         model = transformers.GPT2LMHeadModel(config)
     else:
-        hidden = -(-8 * size.width // (3 * 32)) * 32  # like this project's SwiGLU
+        hidden = SwiGLU.usual_hidden(size.width)
         sizes = {"hidden_size": size.width, "intermediate_size": hidden, "num_hidden_layers": size.layers}
         sizes |= {
             "num_attention_heads": size.heads,

@@ -116,6 +116,11 @@ class SwiGLU(nn.Module):
         self.gate_up = FusedLinear(width, {"gate": hidden, "up": hidden})
         self.down = nn.Linear(hidden, width, bias=False)
 
+    @staticmethod
+    def usual_hidden(width: int) -> int:
+        """8/3 of `width`, rounded up to a multiple of 32: as many parameters as `GELU` has."""
+        return -(-8 * width // (3 * 32)) * 32
+
     def forward(self, x: Tensor) -> Tensor:
         return self.down(silu_product(self.gate_up(x)))
 
@@ -127,6 +132,11 @@ class GELU(nn.Module):
         super().__init__()
         self.up = nn.Linear(width, hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
+
+    @staticmethod
+    def usual_hidden(width: int) -> int:
+        """4 times `width`."""
+        return 4 * width
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x)))

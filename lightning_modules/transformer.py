@@ -109,12 +109,11 @@ class Transformer(nn.Module):
             )
         self.checkpointing, given = checkpointing, ModelOptions(**options)
         self.residual_in_fp32 = given.residual_in_fp32
-        width, heads, mlp_hidden = given.width, given.heads, given.mlp_hidden
+        width, heads = given.width, given.heads
         head_dim = width // heads if given.head_dim is None else given.head_dim
         kv_heads = heads if given.kv_heads is None else given.kv_heads
-        if mlp_hidden is None:
-            mlp_hidden = 4 * width if given.mlp == "gelu" else -(-8 * width // (3 * 32)) * 32
-        feed_forward = {"swiglu": SwiGLU, "gelu": GELU}[given.mlp]
+        feed_forward = SwiGLU if given.mlp == "swiglu" else GELU
+        mlp_hidden = feed_forward.usual_hidden(width) if given.mlp_hidden is None else given.mlp_hidden
         with torch.random.fork_rng(devices=[]):
             self.embedding = Embedding(vocabulary, width)
             self.dropout = nn.Dropout(given.dropout)
