@@ -2,12 +2,11 @@
 
 import re
 import shutil
-from pathlib import Path
 
+from ..studying.catalogue import ROOT
 from .facts import documented
 from .markdown import Open, write
 
-ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "build" / "api"  # as `paths` in mkdocs.yml
 FOLDERS = ("core", "domains", "encodings", "kernels", "lightning_modules", "reporting", "session", "tasks")
 PAGES = {

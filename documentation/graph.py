@@ -2,13 +2,12 @@
 
 import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 
 import grimp
 
+from ..studying.catalogue import ROOT
 from .markdown import Open
 
-ROOT = Path(__file__).parent.parent
 WIDTH, STEP, BOX = 760, 74, (168, 38)
 SCHEMES = {"light": ("#1f2328", "#8a9099", "#f3f6fa"), "dark": ("#e2e4e9", "#868c99", "#2b2f3a")}  # text, lines, boxes
 PURPOSE = {

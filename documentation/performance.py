@@ -1,16 +1,15 @@
 """Tables and plots of speed, from the CSV files in benchmarks/results."""
 
-import csv
 from itertools import chain
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from ..core.checked_files import read_csv
+from ..studying.catalogue import ROOT
 from .facts import documented
 from .markdown import Open, plot, table, write
 
-ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 HEAD_DIM, SHOWN = 64, (4096, 16384)  # of the tables of operators
 UTILISATION = ("MFU", "MFU, nanoGPT's count")
@@ -30,8 +29,7 @@ def write_performance(opened: Open) -> None:
 
 def read(name: str) -> list[dict[str, str]]:
     """Rows of a CSV file in benchmarks/results."""
-    with open(RESULTS / name, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(RESULTS / name)
 
 
 def measured_on(rows: list[dict[str, str]], name: str) -> str:

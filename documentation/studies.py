@@ -1,13 +1,12 @@
 """A page for each kept study, from the summary next to its records, and the overview of all."""
 
 import re
-from pathlib import Path
 
-from ..studying.catalogue import STUDIES, studies
+from ..studying.catalogue import ROOT, STUDIES, studies
 from ..studying.front_page import PAGE
 from .markdown import Open, write
 
-PAGES = Path(__file__).parent.parent / "docs"
+PAGES = ROOT / "docs"
 MARK = "<!-- results -->\n"
 LINK = re.compile(r"\((\w+)/README\.md\)")
 PLANNED = re.compile(r"\[(\w+)\]\(\1/study\.yaml\)")  # which have no page yet
