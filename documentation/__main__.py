@@ -1,12 +1,9 @@
 """Write the table of encodings to README.md, and the stub of `bearings.encodings`: python -m bearings.documentation."""
 
-from pathlib import Path
-
 from ..core.whole_files import write_text
+from ..studying.readme import README
 from .encodings import readme_with_table
 from .stub import STUB, stub
-
-README = Path(__file__).parent.parent / "README.md"
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..core.about import Mechanism, Paper
 from ..encodings.base import Encoding
 from ..encodings.pattern import PATTERNS
+from ..studying.readme import with_table
 from .components import file_text, option_table
 from .facts import PROPERTIES, SIZE_TEXT, Documented, by_mechanism, documented
 from .markdown import Open, equation, paragraph, plot, table, write
@@ -69,21 +70,13 @@ def legend() -> str:
 
 
 def readme_with_table(readme: str) -> str:
-    """README with the table of encodings between its markers.
-
-    Raises:
-        ValueError: a marker is missing.
-    """
-    head, begin, rest = readme.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"README.md: the table of encodings needs the lines {BEGIN.strip()} and {END.strip()}")
+    """README with the table of encodings between its markers. Raises UserError if a marker is missing."""
     rows = [
         [f"**{title(mechanism)}**: {SENTENCES[mechanism]}", ", ".join(_name_with_paper(each) for each in encodings)]
         for mechanism, encodings in by_mechanism().items()
     ]
     shown = table(["mechanism", f"`encoding=` ({len(documented())}; links lead to the papers)"], rows)
-    return head + begin + shown + end + tail
+    return with_table(readme, BEGIN, END, shown)
 
 
 def _name_with_paper(each: Documented) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from ..core.errors import UserError, suggestions
 from ..core.options import as_path
 from ..core.whole_files import write_text
+from ..reporting.packed import RUNS
 from ..reporting.study_list import LIST
 
 ROOT = Path(__file__).parent.parent
@@ -14,6 +15,11 @@ STUDIES = ROOT / "studies"
 def studies() -> list[str]:
     """Names of the studies of the package."""
     return sorted(file.parent.name for file in STUDIES.glob(f"*/{LIST}"))
+
+
+def recorded() -> list[str]:
+    """Names of the studies that have records."""
+    return [name for name in studies() if (STUDIES / name / RUNS).exists() or (STUDIES / name / "runs").is_dir()]
 
 
 def folder_of(study: str, dry: bool = False) -> Path:

@@ -17,6 +17,8 @@ from .catalogue import STUDIES
 from .outcomes import Outcome
 
 PAGE = STUDIES / "README.md"
+# Lines of the repository's README that enclose the table of small models.
+MARKS = "<!-- made by python main.py task=study study=all task.report=true -->\n", "<!-- end -->\n"
 MOST = 12  # rows of the table
 NAMED = 3  # encodings that a line names
 COSTS = {"flops_per_token": "FLOPs", "tokens_per_s": "tokens/s"}

@@ -14,12 +14,13 @@ from ..session.command import Command
 from ..session.overrides import as_setting
 from ..session.task import Task
 from ..session.trust import trusted
-from ..studying.catalogue import STUDIES, folder_of, studies
+from ..studying.catalogue import STUDIES, folder_of, recorded, studies
 from ..studying.figures import write_figures
-from ..studying.front_page import PAGE, front_page, small_models
+from ..studying.front_page import MARKS, PAGE, front_page, small_models
 from ..studying.outcomes import Outcome, read_outcome
 from ..studying.packing import pack
-from ..studying.summary import README, recorded, with_summary, write_summary
+from ..studying.readme import README, with_table
+from ..studying.summary import write_summary
 from .options import StudyOptions
 
 ALL = "all"
@@ -165,4 +166,4 @@ def _check_readme() -> None:
 def _pages(readme: str, outcomes: Mapping[str, Outcome]) -> dict[Path, str]:
     """The text of the repository's README, updated from `readme`, and of the page of all studies."""
     planned = [name for name in studies() if name not in outcomes]
-    return {README: with_summary(readme, small_models(outcomes)), PAGE: front_page(outcomes, planned)}
+    return {README: with_table(readme, *MARKS, small_models(outcomes)), PAGE: front_page(outcomes, planned)}

@@ -20,11 +20,13 @@ from bearings.reporting.packed import RUNS, packed_names, read_packed
 from bearings.reporting.reading import read_study
 from bearings.reporting.study_list import read_list
 from bearings.studying import jobs, planning, summary
-from bearings.studying.catalogue import studies
-from bearings.studying.front_page import PAGE, front_page, small_models
+from bearings.studying.catalogue import recorded, studies
+from bearings.studying.front_page import MARKS, PAGE, front_page, small_models
 from bearings.studying.keeping import keep_run
 from bearings.studying.outcomes import read_outcome
 from bearings.studying.packing import pack
+from bearings.studying.page import rows_as_markdown, table_of
+from bearings.studying.readme import README, with_table
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -286,16 +288,16 @@ def test_equal_baselines_of_several_comparisons_are_on_one_line(tmp_path, factor
 
 
 def test_readme_and_the_page_of_all_studies_match_the_records():
-    readme = summary.README.read_text(encoding="utf-8")
-    outcomes = {name: read_outcome(REPOSITORY / "studies" / name) for name in summary.recorded()}
-    assert summary.with_summary(readme, small_models(outcomes)) == readme
+    readme = README.read_text(encoding="utf-8")
+    outcomes = {name: read_outcome(REPOSITORY / "studies" / name) for name in recorded()}
+    assert with_table(readme, *MARKS, small_models(outcomes)) == readme
     planned = [name for name in studies() if name not in outcomes]
     assert front_page(outcomes, planned) == PAGE.read_text(encoding="utf-8")
     with pytest.raises(UserError, match="are missing"):
-        summary.with_summary("no marks", "a table")
+        with_table("no marks", *MARKS, "a table")
     for name, found in outcomes.items():
         page = (REPOSITORY / "studies" / name / "README.md").read_text()
-        assert summary.table_of(found) in page, name
+        assert table_of(found) in page, name
 
 
 def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
@@ -309,7 +311,7 @@ def test_a_row_of_too_few_seeds_says_what_its_interval_is_of(tmp_path):
     assert re.fullmatch(r"-\d\.\d{4} to -\d\.\d{4}, clusters only", rows["pope"]["difference_interval"])
     assert "difference_interval" not in rows["rope"]
     assert "interval" in rows["rope"].keys() - rows["pope"].keys()  # over seeds
-    table = summary.summary(read_outcome(tmp_path / "few").rows)
+    table = rows_as_markdown(read_outcome(tmp_path / "few").rows)
     assert ", clusters only |" in table
     assert "\n- clusters only: with fewer than 3 seeds, the interval covers other test clusters" in table
 
