@@ -1,4 +1,4 @@
-"""Plots of a comparison: losses, nats against compute, contexts of other lengths, and what encodings log."""
+"""Plots of a comparison: losses, nats against compute, and what encodings log."""
 
 import re
 from collections.abc import Mapping, Sequence, Set
@@ -7,41 +7,24 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from .drawing import (
     QUIET,
     STYLED,
     STYLES,
     Plot,
-    axis_of_lengths,
     legend_above,
     literal,
     styled,
     wrapped,
     write_plot,
 )
-from .legible import legible_lengths, which
-from .lengths import (
-    PLAIN,
-    form_of,
-    forms_of_all,
-    longest_context,
-    nats_by_context,
-    nats_by_position,
-    trained_lengths,
-)
 from .naming import parenthesised
 from .scores import Score
 from .study import Comparison
 from .tables import Row
 
-FORMS = {
-    **{PLAIN: "-", "yarn": "--", "ntk": "-.", "interpolation": ":"},
-    **{"dynamic_ntk": (0, (6, 1, 1, 1, 1, 1)), "llama3": (0, (8, 3)), "longrope": (0, (1, 4))},
-    **{"power": (0, (4, 1)), "truncated": (0, (2, 1)), "lm_infinite": (0, (4, 1, 1, 1)), "window": (0, (2, 2))},
-}
-UNKNOWN = (0, (3, 1, 1, 1))  # of a form that only another version of this project has
 # Columns of metrics.csv that are not diagnostics of an encoding.
 ORDINARY = re.compile(
     r"step|train_nll|match_loss|distil_loss|valid_.*|learning_rate|gradient_norm|tokens_per_s|data_wait|mfu"
@@ -178,90 +161,6 @@ def cost_plot(found: Sequence[Score], styles: Mapping[str, dict], stem: Path, ti
     if above:
         caption += f" Above the frame: {', '.join(map(parenthesised, above))}; the table has the numbers."
     return write_plot(figure, stem, rows, title, caption)
-
-
-@styled
-def lengths_plot(
-    every: Mapping[str, Sequence[Sequence[Row]]],
-    styles: Mapping[str, dict],
-    stem: Path,
-    title: str,
-    references: Sequence[str] = (),
-    claimed: Sequence[str] = (),
-) -> Plot:
-    """Nats/token by context length, and by tokens before the target in the longest.
-
-    Args:
-        every: as `found` in `lengths_table`.
-        references: models that are always shown, if there are too many for one plot.
-        claimed: models in the claims of a study, which are always shown too.
-    """
-    found = legible_lengths(every, [*references, *claimed])
-    if not found.keys() <= styles.keys():
-        (styles,) = styles_of([found.keys()])
-    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-    axes, rows, longest = figure.subplots(1, 2), [], longest_context(found)
-    widths = {form: max(0.6, 1.8 - 0.2 * i) for i, form in enumerate(FORMS)}
-    for model, seeds in found.items():
-        for form in forms_of_all(seeds):
-            width = widths.get(form_of(form), min(widths.values()))
-            style = {**styles[model], "linestyle": FORMS.get(form_of(form), UNKNOWN), "linewidth": width}
-            style |= {"markersize": 3 + 1.5 * width, "fillstyle": "full" if form == PLAIN else "none"}
-            label = model if form == PLAIN else f"{model}, {form}"
-            by_context = [nats_by_context(seed, form) for seed in seeds]
-            by_position = [nats_by_position(seed, form, longest) for seed in seeds]
-            for plot, quantity, curves in zip(
-                axes, ("context", "tokens before"), (by_context, by_position), strict=True
-            ):
-                places = sorted(set.intersection(*map(set, curves)))
-                values = np.array([[curve[place] for place in places] for curve in curves])
-                at = [place[0] if isinstance(place, tuple) else place for place in places]
-                plot.plot(at, values.mean(0), label=wrapped(label), **style)
-                plot.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
-                for place, mean, least, most in zip(at, values.mean(0), values.min(0), values.max(0), strict=True):
-                    under = place if quantity == "context" else longest
-                    row = {"model": model, "stretch": form, "quantity": quantity, "context": under, "tokens": place}
-                    row |= {"mean": float(mean), "least": float(least), "most": float(most), "seeds": len(seeds)}
-                    rows.append(row)
-    for plot, quantity in zip(axes, ("context", "tokens before"), strict=True):
-        if here := [row for row in rows if row["quantity"] == quantity]:
-            plot.set_ylim(_limits(here))
-    trained = trained_lengths(found)
-    seen = f"tokens before the target, context of {longest:,}" if longest else "no context was scored for every model"
-    for plot, label in zip(axes, ("context length, tokens", seen), strict=True):
-        axis_of_lengths(plot, trained, base=2, above=3)
-        plot.set(xlabel=label, ylabel="nats/token")
-    perplexities = axes[1].secondary_yaxis("right", functions=(np.exp, lambda at: np.log(np.maximum(at, 1e-9))))
-    perplexities.set_ylabel("perplexity")
-    low, high = axes[1].get_ylim()
-    wide = high - low > np.log(20)  # equal steps of the perplexity would then crowd at the top
-    perplexities.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(5))
-    perplexities.yaxis.set_major_formatter("{x:g}")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    caption = (
-        "Dotted: the trained length. Left: the same targets in each context. Right: all targets of the longest context "
-        "that every model was scored in, by the tokens before them; a point stands for the range up to the next. Band: "
-        "lowest to highest seed. "
-    )
-    if any(row["stretch"] != PLAIN for row in rows):
-        caption += "Hollow markers: extended after training (task.stretches). "
-    elif any(forms_of_all(seeds) != [PLAIN] for seeds in every.values()):
-        caption += "Extensions (task.stretches) are left out. "
-    caption += "Each panel has its own scale."
-    if any(row["mean"] > axes[0].get_ylim()[1] for row in rows if row["quantity"] == "context"):
-        caption += " Curves that leave the left one are in the table."
-    if len(found) < len(every):
-        caption += f" {which(len(found), len(every), claimed=bool(claimed))}"
-    return write_plot(figure, stem, rows, title, caption)
-
-
-def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """The limits of a panel of `lengths_plot`: a model that fails far beyond the others must not flatten them."""
-    middle = [row["mean"] for row in rows if row["stretch"] == PLAIN] or [row["mean"] for row in rows]
-    least, most = min(row["least"] for row in rows), max(row["most"] for row in rows)
-    top = min(most, 2.5 * float(np.median(middle)))
-    room = 0.05 * (top - least) or 0.01
-    return least - room, top + room
 
 
 @styled

@@ -15,6 +15,7 @@ from .drawing import Plot
 from .errors import errors_plot
 from .forest import forest_plot
 from .legible import legible, noted, references_of, which
+from .length_plots import lengths_plot
 from .lengths import files_table, lengths_of, names_of, split_table
 from .mechanisms import portrait_plots
 from .naming import file_name
@@ -112,7 +113,7 @@ class Sections:
             findings[stem.name] = costs(here)
             if measured := lengths_of(comparison, split):
                 shown.append(table := split_table(comparison, split, measured))
-                drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
+                drawn.append(lengths_plot(measured, styles, folder / table.slug, table.title, references))
                 findings[table.slug] = failures(table)
         shown += zero_shot_tables(comparison, self._reference)
         shown.append(runs_table(comparison))
@@ -132,7 +133,7 @@ class Sections:
             drawn += portrait_plots(contestant, comparison, folder)
         for name in names_of(comparison):
             shown.append(table := files_table(comparison, name, measured := lengths_of(comparison, name)))
-            drawn.append(plots.lengths_plot(measured, styles, folder / table.slug, table.title, references))
+            drawn.append(lengths_plot(measured, styles, folder / table.slug, table.title, references))
             findings[table.slug] = failures(table)
         for name, effects in variants_of(comparison).items():
             reference = next((label for label in references if label in effects), None)

@@ -15,6 +15,7 @@ from ..reporting.drawing import Plot
 from ..reporting.errors import errors_plot
 from ..reporting.forest import forest_plot
 from ..reporting.legible import legible, noted, references_of
+from ..reporting.length_plots import lengths_plot
 from ..reporting.reading import read_study
 from ..reporting.scores import Score, study_scores
 from ..reporting.study import UNREAD, Study
@@ -86,7 +87,7 @@ def _plots(
         ("differences.svg", lambda: forest_plot(found, folder / "across-forest", **differences)),
         ("errors.svg", lambda: errors_plot(study.comparisons, folder)),
         ("take-off.svg", of_shown(take_off_plot)),
-        ("lengths.svg", lambda: plots.lengths_plot(*of_lengths) if lengths else None),
+        ("lengths.svg", lambda: lengths_plot(*of_lengths) if lengths else None),
         ("loss.svg", of_shown(plots.loss_plot)),
         ("attention.svg", of_shown(attention_plot)),
     ]

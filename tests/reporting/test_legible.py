@@ -7,7 +7,7 @@ import pytest
 import report_support
 from report_support import lengths, make_run, report_task  # noqa: F401
 
-from bearings.reporting import plots, sections
+from bearings.reporting import length_plots, plots, sections
 from bearings.reporting.legible import MOST, legible, legible_lengths
 from bearings.reporting.lengths import MOST_CHANGES, holding, lengths_of, lengths_table
 from bearings.reporting.reading import read_study
@@ -52,7 +52,7 @@ def test_caption_of_lengths_names_what_is_shown(crowd):
     (comparison,) = read_study([crowd]).comparisons
     measured = lengths_of(comparison, "test")
     for claimed, kept in (([], "the reference"), (["pope"], "the reference, the models in claims")):
-        caption = plots.lengths_plot(measured, {}, crowd / "lengths", "lengths", ["rope"], claimed).caption
+        caption = length_plots.lengths_plot(measured, {}, crowd / "lengths", "lengths", ["rope"], claimed).caption
         assert caption.endswith(f" Shown: {kept} and the lowest losses, {MOST} of {len(ENCODINGS)} models.")
 
 

@@ -7,7 +7,7 @@ import pytest
 from report_support import lengths, make_run, mechanisms, report_task, rows_of  # noqa: F401
 
 from bearings.kernels.stretching import Form
-from bearings.reporting import plots
+from bearings.reporting import length_plots, plots
 from bearings.reporting.lengths import holding, lengths_of, lengths_table
 from bearings.reporting.reading import read_study
 
@@ -23,7 +23,7 @@ def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     with open(folder / "tables" / "jsb-test-lengths.csv", newline="") as file:
         plain, yarn, longrope = csv.DictReader(file)
     assert longrope["stretch"] == "longrope-3fa9c1"
-    assert plots.FORMS.keys() == {"none", *get_args(Form)}
+    assert length_plots.FORMS.keys() == {"none", *get_args(Form)}
     assert (plain["model"], plain["stretch"], plain["seeds"], plain["fails"]) == ("pope", "none", "3", "64, never")
     assert (yarn["stretch"], yarn["fails"]) == ("yarn", "never")
     assert float(plain["at_32"]) == float(yarn["at_32"]) == 2
@@ -70,11 +70,11 @@ def test_changes_of_few_models_have_their_intervals_over_seeds(tmp_path):
 
 def test_a_model_that_fails_far_beyond_the_others_leaves_only_its_own_panel(tmp_path):
     rows = [{"stretch": "none", "mean": value, "least": value, "most": value} for value in (1.0, 1.1, 9.0)]
-    low, high = plots._limits(rows)
+    low, high = length_plots._limits(rows)
     assert low < 1.0
     assert 2.75 < high < 3.0
-    assert plots._limits(rows[:1]) == pytest.approx((0.99, 1.01))
-    assert plots._limits([{**row, "stretch": "yarn"} for row in rows]) == (low, high)
+    assert length_plots._limits(rows[:1]) == pytest.approx((0.99, 1.01))
+    assert length_plots._limits([{**row, "stretch": "yarn"} for row in rows]) == (low, high)
 
 
 @pytest.mark.parametrize(("worse", "forms"), [(0.1, ("none",)), (9.0, ("none",)), (0.1, ("none", "yarn"))])
@@ -83,7 +83,7 @@ def test_caption_says_only_what_is_drawn(tmp_path, worse, forms):
         lengths(make_run(tmp_path / "runs", encoding, 0), worse=each, forms=forms)
     found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
     (styles,) = plots.styles_of([found.keys()])
-    caption = plots.lengths_plot(found, styles, tmp_path / "lengths", "lengths").caption
+    caption = length_plots.lengths_plot(found, styles, tmp_path / "lengths", "lengths").caption
     assert ("Curves that leave" in caption) == (worse > 1)
     assert ("Hollow markers" in caption) == ("yarn" in forms)
     assert "left out" not in caption
@@ -91,9 +91,9 @@ def test_caption_says_only_what_is_drawn(tmp_path, worse, forms):
 
 def test_extensions_are_left_out_of_a_plot_with_too_many_curves(tmp_path):
     for encoding in ("rope", "pope", "path"):
-        lengths(make_run(tmp_path / "runs", encoding, 0), forms=tuple(plots.FORMS))
+        lengths(make_run(tmp_path / "runs", encoding, 0), forms=tuple(length_plots.FORMS))
     found = lengths_of(read_study([tmp_path / "runs"]).comparisons[0], "test")
-    plot = plots.lengths_plot(found, {}, tmp_path / "lengths", "lengths")
+    plot = length_plots.lengths_plot(found, {}, tmp_path / "lengths", "lengths")
     assert {row["stretch"] for row in csv.DictReader((tmp_path / "lengths.csv").open())} == {"none"}
     assert "Extensions (task.stretches) are left out." in plot.caption
     assert "Shown:" not in plot.caption
