@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import yaml
@@ -24,6 +24,9 @@ from .settings import CONFIGS
 
 NUMBERS = re.compile(r"[-+0-9.,eE\s]*")
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
+# In messages of Hydra.
+UNKNOWN_KEY = re.compile("Could not override '([^'@]*)")
+AMBIGUOUS = re.compile("Ambiguous value for argument '(.*)'")
 
 
 def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
@@ -33,16 +36,7 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         given: the settings that led to the error; those of the command line by default.
     """
     if isinstance(error, OverrideParseException):
-        if "=" not in str(error.override):
-            return f"{error.override}: write settings as key=value, such as encoding=rope (see python main.py --help)"
-        key, value = error.override.split("=", 1)
-        if example := {"[": "['my folder',other]", "{": "{KEY:'my folder'}"}.get(value[:1]):
-            return (
-                f"{error.override}: cannot be parsed; check its brackets, and put each text with special characters in "
-                f'quotes, such as "{key}={example}"'
-            )
-        quoted = _in_shell(as_setting(key, value))
-        return f"{error.override}: cannot be parsed; put a value with special characters in quotes: {quoted}"
+        return _not_parsed(str(error.override))
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
         return f"out of memory ({one_line(error)}): use a smaller model, batch or length"
     if isinstance(error, RuntimeError) and "Could not detect" in str(error):  # from submitit, which looks for srun
@@ -51,42 +45,70 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
             "hydra/launcher"
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        if name.startswith("submitit"):
-            return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
-        elsewhere = [folder.name for folder in sorted(CONFIGS.iterdir()) if name in choices_of(folder.name)]
-        meant = f"did you mean {elsewhere[0]}={name}? " if elsewhere else ""
-        return f"{group}={name}: {meant}{suggestions('' if meant else name, sorted(error.options))}"
-    if isinstance(error, ConfigCompositionException) and "Could not override '" in str(error):
-        if "--hydra-help" in sys.argv:
-            return "--hydra-help takes no settings: leave them out"
-        key = str(error).split("Could not override '")[1].split("'")[0].split("@")[0]
-        choices, keys = _without(key, sys.argv[1:] if given is None else given)
-        chosen = next((each for each in choices if each.startswith(f"{key.partition('.')[0]}=")), "")
-        if key == "encoding.window":
-            if "encoding.layers" in keys:
-                return f"{key}: {chosen} sets windows in encoding.layers: set them there"
-            return f"{key}: {chosen or 'this encoding'} attends to all tokens: use another encoding, or leave it out"
-        command = " ".join(["python main.py", *choices, "--cfg job"])
-        allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
-        if not allowed and key.startswith("task."):
-            return f"{key}: unknown key; this task has no options: leave it out"
-        others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
-        unknown = f"unknown key of {chosen}" if chosen else "unknown key"
-        return f"{key}: {unknown}; {nearest_key(key, keys)}{others}"
-    if isinstance(error, HydraException) and (found := re.search("Ambiguous value for argument '(.*)'", str(error))):
-        key, _, values = found[1].partition("=")
-        if choices_of(key):
-            return f"{found[1]}: for a sweep over these values, add -m"
-        line = f"{found[1]}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
-        if NUMBERS.fullmatch(values):
-            return line
-        return f"{line}; if the comma is part of the value, write {_in_shell(as_setting(key, values))}"
+        return _no_such_file(str(error.missing_cfg_file), error.options)
+    if isinstance(error, ConfigCompositionException) and (found := UNKNOWN_KEY.search(str(error))):
+        return _unknown_key(found[1], sys.argv[1:] if given is None else given)
+    if isinstance(error, HydraException) and (found := AMBIGUOUS.search(str(error))):
+        return _ambiguous(found[1])
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
         return f"{mark.name} {fault_of(error)}: correct the file"
     if isinstance(error, HydraException | OmegaConfBaseException):
         return " ".join(str(error).split())
     return None
+
+
+def _not_parsed(setting: str) -> str:
+    """The message about a setting that Hydra cannot parse."""
+    if "=" not in setting:
+        return f"{setting}: write settings as key=value, such as encoding=rope (see python main.py --help)"
+    key, value = setting.split("=", 1)
+    if example := {"[": "['my folder',other]", "{": "{KEY:'my folder'}"}.get(value[:1]):
+        return (
+            f"{setting}: cannot be parsed; check its brackets, and put each text with special characters in quotes, "
+            f'such as "{key}={example}"'
+        )
+    quoted = _in_shell(as_setting(key, value))
+    return f"{setting}: cannot be parsed; put a value with special characters in quotes: {quoted}"
+
+
+def _no_such_file(chosen: str, allowed: Iterable[str]) -> str:
+    """The message about a choice `GROUP/NAME` without a configuration file."""
+    group, _, name = chosen.rpartition("/")
+    if name.startswith("submitit"):
+        return f'{group}={name}: the launcher is not installed: pip install -e ".[slurm]"'
+    elsewhere = [folder.name for folder in sorted(CONFIGS.iterdir()) if name in choices_of(folder.name)]
+    meant = f"did you mean {elsewhere[0]}={name}? " if elsewhere else ""
+    return f"{group}={name}: {meant}{suggestions('' if meant else name, sorted(allowed))}"
+
+
+def _unknown_key(key: str, given: Sequence[str]) -> str:
+    """The message about a `key` that the configuration with the settings `given` does not have."""
+    if "--hydra-help" in sys.argv:
+        return "--hydra-help takes no settings: leave them out"
+    choices, keys = _without(key, given)
+    chosen = next((each for each in choices if each.startswith(f"{key.partition('.')[0]}=")), "")
+    if key == "encoding.window":
+        if "encoding.layers" in keys:
+            return f"{key}: {chosen} sets windows in encoding.layers: set them there"
+        return f"{key}: {chosen or 'this encoding'} attends to all tokens: use another encoding, or leave it out"
+    allowed = ", ".join(each for each in keys if each.startswith(f"{key.rpartition('.')[0]}."))
+    if not allowed and key.startswith("task."):
+        return f"{key}: unknown key; this task has no options: leave it out"
+    command = " ".join(["python main.py", *choices, "--cfg job"])
+    others = f"allowed: {allowed}" if allowed else f"`{command}` lists all keys"
+    unknown = f"unknown key of {chosen}" if chosen else "unknown key"
+    return f"{key}: {unknown}; {nearest_key(key, keys)}{others}"
+
+
+def _ambiguous(setting: str) -> str:
+    """The message about a setting with commas, which may be a sweep or a list."""
+    key, _, values = setting.partition("=")
+    if choices_of(key):
+        return f"{setting}: for a sweep over these values, add -m"
+    line = f"{setting}: for a sweep over these values, add -m; for a list, write {key}=[{values}]"
+    if NUMBERS.fullmatch(values):
+        return line
+    return f"{line}; if the comma is part of the value, write {_in_shell(as_setting(key, values))}"
 
 
 @contextmanager
