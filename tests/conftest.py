@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
+import shutil
 import signal
 from copy import deepcopy
 from functools import cache
@@ -183,3 +184,16 @@ def losses(monkeypatch):
 
     monkeypatch.setattr(LanguageModel, "training_step", step)
     return seen
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium: Debian's if it is installed, otherwise Playwright's own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        try:
+            found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(f"Chromium does not start: {str(error).splitlines()[0]}")
+        yield found
+        found.close()

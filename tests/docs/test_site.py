@@ -1,12 +1,9 @@
 """Pages of the built site in Chromium: no errors, no network, no sideways scrolling, accessible. Needs `make docs`."""
 
-import shutil
-
 import pytest
 from axe import violations
 from conftest import REPOSITORY
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 SITE = REPOSITORY / "site"
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html") if path.name != "404.html")
 CHECKED = (
@@ -21,17 +18,6 @@ CHECKED = (
 ABORTED = "ERR_ABORTED"  # by going to the next page
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the site is not built: run make docs")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        try:
-            found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"Chromium does not start: {str(error).splitlines()[0]}")
-        yield found
-        found.close()
 
 
 BROKEN_IMAGES = """async () => {

@@ -2,7 +2,6 @@
 
 import io
 import re
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from bearings.session.command import Command
 from bearings.session.configuration import build, resolve
 from bearings.session.settings import CONFIGS
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 WIDTHS = {"desktop": (1280, 900), "phone": (390, 844)}
 
 
@@ -53,18 +51,6 @@ def page_file(tmp_path_factory) -> Path:
     plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
     build(plain["task"], "task")(Command(plain, Console(file=io.StringIO())))
     return folder / "report" / "index.html"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        try:
-            # Debian's Chromium if it is installed, otherwise Playwright's own.
-            found = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        except playwright.Error as error:
-            pytest.skip(f"no Chromium can be started: {str(error).splitlines()[0]}")
-        yield found
-        found.close()
 
 
 @pytest.fixture(params=[("desktop", "light"), ("desktop", "dark"), ("phone", "light")], ids="-".join)
