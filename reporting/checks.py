@@ -1,11 +1,9 @@
 """Checks that the files of a run are consistent, before results are computed from them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
-from ..core.checked_files import read_cells, whole
 from ..domains.records import Records
 from ..session.identity import identity
 from ..session.run_config import written
@@ -46,18 +44,3 @@ def baseline_difference(name: str, baseline: Records, records: Records) -> str |
         if not np.array_equal(getattr(baseline, field), getattr(records, field)):
             return f"{name} and the run's records have different {field}"
     return None if np.isfinite(baseline.nats).all() else f"{name} has a value that is not finite"
-
-
-def read_curve(path: Path) -> list[dict[str, float]]:
-    """Rows of metrics.csv without empty cells, and without a row that is being written. Empty if there is no file.
-
-    Raises:
-        ValueError: a row is incomplete, or has a value that is not a number.
-    """
-    if not path.exists():
-        return []
-    names, rows = read_cells(path, ["step"], growing=True)
-    convert = [whole if name == "step" else float for name in names]
-    return [
-        {name: float(kind(text)) for name, kind, text in zip(names, convert, row, strict=True) if text} for row in rows
-    ]

@@ -1,8 +1,30 @@
-"""The loss curves of one run."""
+"""The curves of one run, from metrics.csv."""
 
-import csv
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from ..core.checked_files import read_cells, whole
+
+
+def read_curve(path: Path) -> list[dict[str, float]]:
+    """Rows of metrics.csv without empty cells, and without a row that is being written. Empty if there is no file.
+
+    Raises:
+        ValueError: a row is incomplete, or has a value that is not a number.
+    """
+    if not path.exists():
+        return []
+    names, rows = read_cells(path, ["step"], growing=True)
+    convert = [whole if name == "step" else float for name in names]
+    return [
+        {name: float(kind(text)) for name, kind, text in zip(names, convert, row, strict=True) if text} for row in rows
+    ]
+
+
+def validations(curve: Iterable[Mapping[str, float]]) -> dict[int, float]:
+    """Nats/token on the validation split by step, without those that are not finite, which no checkpoint has."""
+    return {int(row["step"]): row["valid_nll"] for row in curve if math.isfinite(row.get("valid_nll", math.nan))}
 
 
 def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Path]:
@@ -13,11 +35,9 @@ def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Pat
     from .drawing import BLUE, STYLE, VERMILION, write_svg
     from .plots import running_median
 
-    with open(metrics, newline="") as file:
-        rows = list(csv.DictReader(file))
+    curve = read_curve(metrics)
     points = {
-        column: [(int(row["step"]), float(row[column])) for row in rows if row[column]]
-        for column in ("train_nll", "valid_nll")
+        column: [(row["step"], row[column]) for row in curve if column in row] for column in ("train_nll", "valid_nll")
     }
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(ending) for ending in (".svg", ".png")]

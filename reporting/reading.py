@@ -22,10 +22,11 @@ from ..session.identity import identity
 from ..session.item_files import read_items
 from ..session.run_directory import RunDirectory, leaves
 from ..session.run_files import StrangeFileError
-from .checks import baseline_difference, difference, read_curve
+from .checks import baseline_difference, difference
 from .finished import RATE, Listed, Run
 from .grouping import DOCUMENTS, compare
 from .lengths import read_lengths
+from .losses import read_curve
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
 from .planned import absent, searched_keys, unmade_models

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..encodings.options.rotation import drop_step
 from .finished import Run
+from .losses import validations
 from .study import Comparison
 from .tables import Row, Table, wrong
 
@@ -64,8 +65,8 @@ def _best_step(run: Run) -> int | None:
     first, steps = trainer.get("anneal_steps") or 0, trainer["steps"]
     if shares := [*_shares(run.config["encoding"])]:
         first = max(first, drop_step(max(shares), steps) + 1)
-    validated = [row for row in run.curve if "valid_nll" in row and row["step"] >= first]
-    return int(min(validated, key=lambda row: row["valid_nll"])["step"]) if validated else None
+    scores = {step: nats for step, nats in validations(run.curve).items() if step >= first}
+    return min(scores, key=scores.__getitem__, default=None)
 
 
 def _shares(options: Any) -> Iterator[float]:

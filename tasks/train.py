@@ -1,8 +1,6 @@
 """task=train: prepare the data, train, score the test split once, write samples, print the results."""
 
-import csv
 import gc
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -14,7 +12,7 @@ from ..core import launcher
 from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
 from ..domains.store import Store
-from ..reporting.losses import plot_losses
+from ..reporting.losses import plot_losses, read_curve, validations
 from ..session.banner import banner_lines, print_lines
 from ..session.models import model_facts
 from ..session.next_steps import print_next_steps
@@ -90,7 +88,7 @@ class Train(Task):
 
     def _finish(self, session: Session, run: RunDirectory, store: Store, first: bool) -> None:
         if not run.best.exists():
-            if validated(run):
+            if validations(read_curve(run.path / "metrics.csv")):
                 raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
             raise DivergedError(
                 f"{run.path}: no validation score was finite, so there is no checkpoint to test: lower "
@@ -136,9 +134,3 @@ class Train(Task):
                 session.console.print(f"wrote {folder}: {', '.join(files)}", soft_wrap=True)
         print_preview(session, sorted((run.path / "samples").glob("*")))
         print_next_steps(session, run)
-
-
-def validated(run: RunDirectory) -> bool:
-    """Whether a validation score of the run was finite."""
-    with open(run.path / "metrics.csv", newline="") as file:
-        return any(row["valid_nll"] and math.isfinite(float(row["valid_nll"])) for row in csv.DictReader(file))

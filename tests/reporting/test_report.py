@@ -200,6 +200,13 @@ def test_best_step_is_of_a_model_without_the_rotations_that_training_ends(tmp_pa
     assert row["best_step"] == 15
 
 
+def test_best_step_has_a_finite_score(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    (path / "metrics.csv").write_text("step,valid_nll\n5,nan\n10,inf\n15,3.0\n20,4.0\n")
+    (row,) = runs_table(read_study([tmp_path / "runs"]).comparisons[0]).rows
+    assert row["best_step"] == 15
+
+
 def test_published_results_apply_to_the_runs_of_their_study(tmp_path, report):
     for name, figure in (("one", "4.9 nats"), ("two", None)):
         folder = tmp_path / "studies" / name
