@@ -21,6 +21,7 @@ from ..lightning_modules.data_module import IGNORED, collate
 from ..lightning_modules.evaluation import Window, autocast, piece_of
 from ..lightning_modules.sampling import sample
 from ..lightning_modules.transformer import Transformer
+from ..session.run_choices import on_one_device
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..tasks.evaluate import score
@@ -35,9 +36,7 @@ ROWS = 32  # documents per forward pass
 def opened(path: Path, stores: str | None) -> tuple[RunDirectory, Session]:
     """A run, and a session with its configuration on the device of this machine."""
     run = RunDirectory.open(path).trained()
-    here = {"accelerator": "auto", "devices": 1, "nodes": 1, "cuda_graphs": "auto"}
-    config = {**run.config, "run": str(path), "trainer": {**run.config["trainer"], **here}}
-    return run, Session.of(config | ({} if stores is None else {"stores": stores}))
+    return run, Session.of(on_one_device(run, "auto") | ({} if stores is None else {"stores": stores}))
 
 
 @torch.inference_mode()

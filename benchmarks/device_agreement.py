@@ -18,9 +18,8 @@ from threading import Lock
 from ..domains.records import Records
 from ..session.overrides import as_setting, choices_of
 from ..session.run_directory import RunDirectory
+from ..studying.jobs import MAIN
 from .record import add_commit, source, write_rows
-
-MAIN = Path(__file__).parent.parent / "main.py"
 
 
 def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namespace) -> dict:

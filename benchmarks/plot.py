@@ -3,13 +3,13 @@
 python -m bearings.benchmarks.plot attention.csv attention.svg
 """
 
-import csv
 import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from ..core.checked_files import read_csv
 from ..reporting.drawing import QUIET, styled, write_svg
 from ..reporting.plots import styles_of
 
@@ -20,8 +20,7 @@ PASSES = {"forward_ratio": "forward", "training_ratio": "forward and backward"}
 @styled
 def plot(source: Path, target: Path) -> None:
     """Read the CSV `source`, write the SVG `target`."""
-    with open(source, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(source)
     widths = sorted({int(row["head_dim"]) for row in rows})
     figure = Figure(figsize=(3.2 + 3.6 * len(widths), 7.6), layout="constrained")
     panels = figure.subplots(2, len(widths), sharex=True, sharey="row", squeeze=False)

@@ -3,7 +3,6 @@
 python -m bearings.benchmarks.speed
 """
 
-import csv
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
+from ..core.checked_files import read_csv
 from ..reporting.drawing import BLUE, INK, QUIET, styled, svg_of
 from ..reporting.overview import write_figure
 
@@ -33,7 +33,7 @@ def speed() -> str:
     """Tokens per second of models of GPT-2's size at their fastest, next to the time of attention, on one H200."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    rows = sorted(_read("training_h200.csv"), key=lambda row: float(row["tokens_per_s"]))
+    rows = sorted(read_csv(RESULTS / "training_h200.csv"), key=lambda row: float(row["tokens_per_s"]))
     fastest = {(row["contender"], row["vocabulary"]): float(row["tokens_per_s"]) / 1000 for row in rows}
     bars = {name: (fastest[key, "50257"], True) for key, name in OURS.items()}
     bars |= {name: (fastest[key, "50304"], False) for key, name in THEIRS.items()}
@@ -43,7 +43,7 @@ def speed() -> str:
     times = {
         row["name"]: float(row["training_ratio"])
         for file in ("attention_h200.csv", "path_h200.csv")
-        for row in _read(file)
+        for row in read_csv(RESULTS / file)
         if (row["length"], row["head_dim"]) == (LENGTH, WIDTH)
     }
     bars = {title: (times[name], True) for name, title in KERNELS.items()}
@@ -71,11 +71,6 @@ def _draw(axes: Axes, bars: dict[str, tuple[float, bool]], form: str, start: flo
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     axes.margins(x=0.14)
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    with open(RESULTS / name, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

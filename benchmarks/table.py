@@ -4,16 +4,16 @@ python -m bearings.benchmarks.table attention.csv attention.md
 """
 
 import argparse
-import csv
 from pathlib import Path
+
+from ..core.checked_files import read_csv
 
 MADE_BY = ("device", "torch", "triton", "cudnn", "commit")
 
 
 def table(source: Path, target: Path) -> None:
     """Convert the CSV `source` to the Markdown file `target`. Values common to all rows go above the table."""
-    with open(source, newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(source)
     fields = [field for field in rows[0] if field not in MADE_BY]
     made_by = {field: ", ".join(dict.fromkeys(row[field] for row in rows)) for field in MADE_BY if field in rows[0]}
     lines = [f"`{source.name}`: " + "; ".join(f"{field} {value}" for field, value in made_by.items()), ""]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Bigram
+from report_support import make_run
 from rich.console import Console
 
 from bearings.benchmarks import beginnings
@@ -38,3 +39,8 @@ def test_crossings_are_counted_by_place():
         (0, 64, 0.5),
         (32, 16, 0.5),
     ]
+
+
+def test_a_run_of_several_devices_is_opened_on_one(tmp_path):
+    path = make_run(tmp_path, "rope", 0, "trainer.devices=2", "trainer.context_parallel=2")
+    assert beginnings.opened(path, None)[1].settings.ranks == 1
