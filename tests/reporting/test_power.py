@@ -75,11 +75,12 @@ def test_more_seeds_reduce_what_differs_between_clusters_from_seed_to_seed():
 
 def score(name, found, verdict="undecided", place="jsb"):
     contestant = SimpleNamespace(encoding=name, label=name)
-    comparison = SimpleNamespace(chosen=[contestant], name=place, splits=["test"])
+    comparison = SimpleNamespace(chosen=[contestant])
     nats = SimpleNamespace(value=2 + found.value)
     return SimpleNamespace(
         contestant=contestant,
         comparison=comparison,
+        place=place,
         nats=nats,
         difference=found,
         verdict=verdict,
