@@ -285,6 +285,6 @@ def _path(item: object, domain: Domain) -> Path | None:
             "or to score several texts or files, a list of these"
         )
     if isinstance(item, str) and type(domain).encode_text is not Domain.encode_text:
-        place = as_path(item)
-        return place if os.path.exists(place) or FILE_NAME.fullmatch(item) else None
+        exists = item and os.path.exists(as_path(item))  # Path("") would be the working directory
+        return as_path(item) if exists or FILE_NAME.fullmatch(item) else None
     return as_path(item)
