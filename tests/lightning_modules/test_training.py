@@ -1,5 +1,6 @@
 """Training: the schedule, the log, validation, checkpoints, and the ways to take a step."""
 
+import csv
 import gc
 import math
 import re
@@ -15,7 +16,8 @@ import pytest
 import torch
 from conftest import Letters
 from lightning.pytorch.loggers import wandb as wandb_logger
-from training_support import STEPS, configured, go
+from torch.nn.functional import cross_entropy
+from training_support import STEPS, configured, go, weights
 
 from bearings.core.errors import DivergedError, UserError
 from bearings.domains.records import Records
@@ -45,6 +47,48 @@ def test_the_optimiser_follows_the_schedule_and_the_clip(tmp_path, monkeypatch):
     expected = [4e-3 * learning_rate_factor(s, STEPS, 5, "cosine", 0.1) for s in range(STEPS)]
     assert [rate for (rate,) in rates] == pytest.approx(expected)
     assert norms == pytest.approx([0.01] * STEPS, rel=1e-3)
+
+
+def test_training_equals_a_plain_loop(tmp_path, losses):
+    """On batches with padding, of which some gradients are clipped and others not."""
+    steps, rate, decay, betas, clip = 9, 0.02, 0.3, (0.7, 0.8), 1.5
+    plain = configured(
+        tmp_path,
+        *(f"trainer.steps={steps}", "trainer.validate_every=9", "task.samples=0"),
+        *("encoding=rope", "model.dropout=0.0", "optimizer.warmup_steps=3", f"optimizer.learning_rate={rate}"),
+        *(f"optimizer.weight_decay={decay}", f"optimizer.betas={[*betas]}", f"optimizer.clip={clip}"),
+    )
+    run, _ = go(plain)
+    session = Session.of(plain)
+    store = session.store()
+    model, rows = session.transformer(store.manifest["vocabulary"]).train(), session.data.use(store).rows
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer, expected, norms = torch.optim.AdamW(groups, betas=betas), [], []
+    for step in range(steps):
+        pieces = [piece for row in range(3 * step, 3 * step + 3) for piece in rows[row]]
+        nats = [
+            cross_entropy(model(torch.from_numpy(piece.inputs)[None])[0], torch.from_numpy(piece.targets))
+            * len(piece.targets)
+            for piece in pieces
+        ]
+        loss = sum(nats) / sum(len(piece.targets) for piece in pieces)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+        for group in optimizer.param_groups:
+            group["lr"] = rate * learning_rate_factor(step, steps, 3, "cosine", 0.1)
+        optimizer.step()
+        expected.append(loss.item())
+    assert min(norms) < clip < max(norms)
+    assert list(losses.values()) == pytest.approx(expected, abs=1e-4)
+    with open(run.path / "metrics.csv", newline="") as file:
+        logged = [row for row in csv.DictReader(file) if row["train_nll"]]
+    for name, values in (("train_nll", expected), ("gradient_norm", norms)):
+        assert [float(row[name]) for row in logged] == pytest.approx(values, rel=1e-3)
+    for key, tensor in weights(run, "last").items():
+        torch.testing.assert_close(tensor, model.state_dict()[key.removeprefix("transformer.")], rtol=1e-3, atol=1e-4)
 
 
 def test_the_tokens_logged_are_those_since_the_last_time_without_padding(tmp_path, monkeypatch):
