@@ -16,6 +16,6 @@ def learning_rate_factor(step: int, total: int, warmup: int, schedule: Schedule,
         return (step + 1) / (warmup + 1)
     if schedule == "constant":
         return 1.0
-    progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+    progress = (step - warmup) / max(1, total - 1 - warmup)
     fall = 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1 - progress
     return final + (1 - final) * fall

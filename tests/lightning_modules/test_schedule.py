@@ -14,6 +14,9 @@ def test_factors_rise_then_fall_inside_their_bounds(total, warmup, schedule, fin
     assert factors[:warmup] == sorted(factors[:warmup])
     assert all(final - 1e-12 <= f <= 1 for f in factors[warmup:])
     assert factors[warmup:] == sorted(factors[warmup:], reverse=True)
+    if warmup < total:
+        reached = final if schedule != "constant" and warmup < total - 1 else 1
+        assert (factors[warmup], factors[-1]) == (1, pytest.approx(reached))
 
 
 @pytest.mark.parametrize(
