@@ -108,7 +108,7 @@ def ours(name: str, size: Size, compiled: bool = True) -> Contender:
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         return model.nats({"inputs": inputs, "targets": targets}) / targets.numel()
 
-    return Contender(model, loss, 3 * model.transformer.flops_per_token(size.length), compiled)
+    return Contender(model, loss, model.transformer.training_flops_per_token(size.length), compiled)
 
 
 def from_transformers(name: str, size: Size) -> Contender:

@@ -290,6 +290,10 @@ class Transformer(nn.Module):
         weights = sum(module.weight.numel() for module in linear)
         return 2.0 * weights + sum(encoding.attention_flops(length) for encoding in self.encodings) / length
 
+    def training_flops_per_token(self, length: int) -> float:
+        """As `flops_per_token`, but forward and backward: a product of matrices has two in its backward pass."""
+        return 3.0 * self.flops_per_token(length)
+
     def parameter_count(self) -> int:
         """Number of trainable parameters; tied parameters count once."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -43,7 +43,7 @@ def banner_lines(
     options, encoding, mib = model.options, transformer.encodings[0], _logits_mib(session, transformer)
     logits = f", {mib:,.0f} MiB for logits when scoring" if mib >= LARGE_LOGITS else ""
     rotation = rotation_text(transformer.encodings, session.data.length, session.config["encoding"].get("base"))
-    flops = 3 * transformer.flops_per_token(session.data.length)
+    flops = transformer.training_flops_per_token(session.data.length)
     lines = {
         **_data_lines(session, store),
         "model": f"{names['model']}: {transformer.parameter_count():,} parameters, "

@@ -58,7 +58,7 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     intervals = settings.validate_every, settings.checkpoint_every
     validation = Validation(partial(_validate, session, store), run.best.parent, *intervals, stamp)
     unit = unit_label(session.domain.name, session.domain.units[0])
-    flops = 3 * model.transformer.flops_per_token(session.data.length)
+    flops = model.transformer.training_flops_per_token(session.data.length)
     progress = ProgressLine(validation, unit, flops, session.console)
     loggers = _loggers(session, run, _columns(session, model), step, validated_step)
     torch.manual_seed(session.config["seed"])

@@ -83,6 +83,6 @@ def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:
     options = options_of(declared(given["_target_"], "encoding"))
     return {
         "parameters": transformer.parameter_count(),
-        "flops_per_token": 3.0 * transformer.flops_per_token(config["data"]["length"]),  # forward and backward
+        "flops_per_token": transformer.training_flops_per_token(config["data"]["length"]),
         "options": {key: given[key] for key in given if key in options and given[key] != options[key].default},
     }

@@ -18,7 +18,7 @@ class Check(Task):
             memory = session.step_memory(model.transformer)
             lines = banner_lines(session, store, model, memory, session.cuda_graphs(model.transformer, memory))
         tokens = model.steps * session.data.batch_size * session.data.length
-        flops = 3 * model.transformer.flops_per_token(session.data.length) * tokens
+        flops = model.transformer.training_flops_per_token(session.data.length) * tokens
         padded = "" if session.data.always_full else "at most "  # rows that are not full have fewer tokens
         lines["training time"] = padded + training_time_text(flops, session.settings.device)
         if model.steps:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from encodings_support import MECHANISMS
+from torch.utils.flop_counter import FlopCounterMode
 from transformer_support import SMALL, shipped
 
 from bearings.encodings.base import Encoding
@@ -17,6 +18,14 @@ def test_flops_are_twice_the_weights_and_the_attention():
     # Causal attention: QK' and PV, 2 operations a multiply-add, (T + 1) / 2 keys a query on average.
     attention = 2 * 2 * 2 * 64 * (100 + 1) / 2
     assert model.flops_per_token(100) == pytest.approx(2 * weights + 2 * attention / 2)
+
+
+def test_flops_of_training_are_those_that_pytorch_counts():
+    model = Transformer(encoding=Encoding, **SMALL)
+    tokens = torch.zeros(3, 1, dtype=torch.int64)  # in longer rows, masked keys would count as well
+    with FlopCounterMode(display=False) as counter:
+        model.nats(tokens, tokens).backward()
+    assert counter.get_total_flops() == pytest.approx(3 * model.training_flops_per_token(1), rel=0.01)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
