@@ -47,6 +47,7 @@ def store_of(*documents: list[int], train: list[list[int]] = ((0, 1),), vocabula
 def test_windows_score_every_target_once(sizes, length, overlap):
     store = store_of(*[[0] * (size + 1) for size in sizes])
     found = windows(store, store.documents("test"), length, overlap)
+    assert [w.size for w in found] == sorted((w.end - w.begin for w in found), reverse=True)
     for document, size in enumerate(sizes):
         mine = [w for w in found if w.document == document]
         assert sorted(t for w in mine for t in range(w.scored, w.end)) == list(range(size))
