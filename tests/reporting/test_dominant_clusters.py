@@ -35,6 +35,19 @@ def test_dominant_cluster_is_detected(clusters):
     assert found.largest_share == pytest.approx(shares(sums[:1])[0])
 
 
+def test_only_a_dominant_cluster_is_left_out():
+    found = [difference(np.tile(each, (3, 1)), np.zeros((3, 20)), np.ones(20), 0.1) for each in far_off(20, 0.05)[:40]]
+    left_out = [each.without is not None for each in found]
+    assert left_out == [each.largest_share > DOMINANT for each in found]
+    assert 10 < sum(left_out) < 30
+
+
+def test_a_difference_that_all_clusters_share_makes_no_large_one_dominant():
+    sums, sizes = np.random.default_rng(0).normal(size=(3, 30)), np.array([20.0] + [1.0] * 29)
+    found = [difference(sums + shift * sizes, 0 * sums, sizes, 0.1).largest_share for shift in (0, 5)]
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_one_cluster_has_no_share():
     found = difference(np.array([[0.3]]), np.array([[0.1]]), np.array([7.0]), 0.1)
     assert found.largest_share is None

@@ -8,7 +8,7 @@ from report_support import lengths, make_run, mechanisms, report_task, rows_of  
 
 from bearings.kernels.stretching import Form
 from bearings.reporting import length_plots, plots
-from bearings.reporting.lengths import holding, lengths_of, lengths_table
+from bearings.reporting.lengths import holding, lengths_of, lengths_table, nats_by_context
 from bearings.reporting.reading import read_study
 
 
@@ -31,6 +31,18 @@ def test_context_lengths_have_a_table_and_a_failure_point(tmp_path, report):
     text = (folder / "report.md").read_text()
     assert "Trained at 32." in text
     assert "half of the context before them: 100 % at 8, 100 % at 16, 100 % at 32, 100 % at 64, 100 % at 128." in text
+
+
+def test_contexts_are_compared_on_targets_that_a_longer_one_can_help():
+    common = {"stretch": "none", "trained": 16}
+    rows = [
+        {**common, "context": context, "beyond": beyond, "targets": targets, "nats": targets * level}
+        for context in (8, 16, 32)
+        for beyond, targets, level in ((False, 100, 4.0), (True, 50, 2.0), (True, 10, 8.0))
+    ]
+    assert nats_by_context(rows, "none") == dict.fromkeys((8, 16, 32), 3.0)
+    rows = [row for row in rows if not row["beyond"]]
+    assert nats_by_context(rows, "none") == dict.fromkeys((8, 16, 32), 4.0)
 
 
 def test_stretch_that_a_seed_lacks_is_left_out_and_named(tmp_path, report):

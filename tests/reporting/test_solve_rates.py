@@ -8,7 +8,7 @@ from report_support import make_run, records, report_task, rewritten, rows_of, u
 from scipy import stats
 
 from bearings.reporting.reading import read_study
-from bearings.reporting.scores import study_scores
+from bearings.reporting.scores import Score, study_scores
 from bearings.reporting.solving import exact_interval, rates_p, solving, take_off
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -46,6 +46,16 @@ def test_solve_rates_with_too_few_common_seeds_are_no_test(tmp_path):
     found = {score.contestant.label: score for score in study_scores(read_study([tmp_path]), "rope")}
     assert (found["pope"].tests, found["pope"].holm_p) == (1, found["pope"].p)
     assert (found["path"].p, found["path"].verdict) == (None, "not enough seeds")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict"), [((5, 5), (10, 40), "more"), ((10, 40), (5, 5), "less"), ((20, 40), (1, 10), "more")]
+)
+def test_verdicts_compare_rates_of_unequal_numbers_of_seeds(mine, theirs, verdict):
+    one, other = (SimpleNamespace(runs=dict.fromkeys(range(seeds))) for _, seeds in (mine, theirs))
+    rates = [SimpleNamespace(rate=rate) for rate in (mine, theirs)]
+    score = Score(None, "test", one, None, {}, other, None, *rates, holm_p=rates_p(mine, theirs))
+    assert score.verdict == f"solves {verdict} often"
 
 
 @pytest.mark.parametrize("values", [2, 32])

@@ -5,6 +5,8 @@ import json
 import pytest
 from report_support import make_run
 
+from bearings.reporting.contestant import Contestant
+from bearings.reporting.finished import Listed, Run
 from bearings.reporting.reading import read_study
 
 STEPS, ROWS, LENGTH, SPEED = 20, 2, 64, 1500  # of `make_run`; the median speed without the first
@@ -21,18 +23,33 @@ STEPS, ROWS, LENGTH, SPEED = 20, 2, 64, 1500  # of `make_run`; the median speed 
         ("flip_flop", False, 80, 80),  # the average over all splits may exceed that of training
     ],
 )
-def test_padding_takes_no_time(tmp_path, domain, packed, targets, per_row):
+@pytest.mark.parametrize("beside", [0, 3])
+def test_padding_and_other_runs_on_the_device_take_no_time(tmp_path, domain, packed, targets, per_row, beside):
     path = make_run(tmp_path, "rope", 0, f"data.packed={packed}", domain=domain)
     manifest = json.loads((path / "manifest.json").read_text())
     documents = sum(manifest["store"]["documents"].values())
     manifest["store"]["bytes"] = {"tokens.bin": documents * (targets + 1)}
+    manifest["sessions"][0]["beside"] = beside
     (path / "manifest.json").write_text(json.dumps(manifest))
     (run,) = read_study([tmp_path]).runs
     assert (run.config["data"]["length"], run.config["data"]["batch_size"]) == (LENGTH, ROWS)
-    assert run.training_minutes == pytest.approx(STEPS * ROWS * per_row / SPEED / 60)
+    assert run.training_minutes == pytest.approx(STEPS * ROWS * per_row / SPEED / 60 / (1 + beside))
 
 
 def test_rows_of_a_store_of_unknown_size_count_as_full(tmp_path):
     make_run(tmp_path, "rope", 0, "data.packed=false")
     (run,) = read_study([tmp_path]).runs
     assert run.training_minutes == pytest.approx(STEPS * ROWS * LENGTH / SPEED / 60)
+
+
+def test_speed_is_the_median_without_the_first_and_only_if_nothing_else_ran():
+    def run(*speeds, **session):
+        curve = [{"step": 1, "tokens_per_s": 1.0}, {"step": 2, "valid_nll": 2.0}]
+        curve += [{"step": 3 + number, "tokens_per_s": speed} for number, speed in enumerate(speeds)]
+        return Run(None, {"sessions": [session]}, {}, {}, {}, curve, Listed())
+
+    assert run(10.0, 90.0, 20.0).tokens_per_s == 20
+    assert run().tokens_per_s is None
+    runs = [run(10.0), run(90.0, beside=0), run(20.0)]
+    assert Contestant("rope", dict(enumerate(runs))).tokens_per_s == 20
+    assert Contestant("rope", dict(enumerate([*runs, run(20.0, beside=1)]))).tokens_per_s is None
