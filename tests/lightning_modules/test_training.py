@@ -9,7 +9,7 @@ import signal
 import sys
 import weakref
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +134,38 @@ def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
     best = torch.load(run.best, weights_only=True)
     assert best["global_step"] == min(scores, key=scores.get)
     assert Records.load(run.records("valid")).nats_per_token == pytest.approx(min(scores.values()), abs=1e-6)
+
+
+def validated(folder, monkeypatch, **model):
+    """The callback after validations at steps 3, 6 and 9, each worse than the one before."""
+    now, trainer = [0.0], SimpleNamespace(global_step=0, loggers=[], is_global_zero=True)
+
+    def score(module, on_batch):
+        now[0] += 100
+        return SimpleNamespace(nats_per_token=float(trainer.global_step), bits_per_unit={}, accuracy=None)
+
+    def save(path):
+        now[0] += 10
+        path.touch()
+
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    trainer.save_checkpoint, trainer.strategy = save, SimpleNamespace(barrier=lambda: None)
+    validation = callbacks.Validation(score, folder, every=3, checkpoint_every=3, stamp={})
+    for trainer.global_step in (3, 6, 9):
+        validation._validate(trainer, SimpleNamespace(prepare=lambda step: None, **model))
+    return validation
+
+
+@pytest.mark.parametrize(
+    ("drop_step", "final_from", "best"), [(9, 0, 3), (2, 0, 3), (3, 0, 6), (4, 0, 6), (6, 0, 9), (9, 3, 3), (9, 4, 6)]
+)
+def test_the_best_model_is_in_its_final_form(tmp_path, monkeypatch, drop_step, final_from, best):
+    """A validation at `drop_step` is the last one with positions."""
+    assert validated(tmp_path, monkeypatch, drop_step=drop_step, final_from=final_from).best_step == best
+
+
+def test_validations_and_checkpoints_take_no_training_time(tmp_path, monkeypatch):
+    assert validated(tmp_path, monkeypatch, drop_step=9, final_from=0).seconds == 3 * (100 + 10)
 
 
 def test_a_validation_writes_what_it_follows_and_what_it_found_once_each(tmp_path, monkeypatch):
