@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from bearings.core.errors import UserError
 from bearings.domains.flip_flop import FlipFlop
+from bearings.domains.store import UNSCORED
 from bearings.lightning_modules.data_module import (
     IGNORED,
     DataModule,
@@ -57,6 +58,18 @@ def test_rows_do_not_depend_on_the_order_they_are_asked_for(store, packed):
             assert np.array_equal(a.targets, b.targets)
     other = rows_of(store, packed=packed, seed=4)
     assert any(not np.array_equal(first[i][0].inputs, other[i][0].inputs) for i in range(10))
+
+
+def test_order_and_augmentation_follow_the_seed_and_the_epoch(store):
+    def drawn(seed, epoch):
+        rows = rows_of(store, seed=seed)
+        pieces = [rows[epoch * rows.rows_per_epoch + place][0].inputs for place in range(30)]
+        return [piece[0] // 100 for piece in pieces], [(piece % 100).tolist() for piece in pieces]
+
+    shifts, orders = zip(drawn(0, 0), drawn(0, 1), drawn(1, 0), strict=True)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert shifts[one] != shifts[other]
+        assert orders[one] != orders[other]
 
 
 def test_an_epoch_meets_every_window_once(letters, store):
@@ -120,6 +133,22 @@ def test_a_packed_epoch_meets_no_target_twice_and_misses_less_than_a_row(epoch):
     starts = Numbered.offsets[:-1]
     assert len(np.unique(targets)) == len(targets) > Numbered.offsets[-1] - len(starts) - 16
     assert all(np.array_equal(piece.inputs + 1, piece.targets) for piece in pieces)
+
+
+def test_packed_epochs_begin_anywhere_in_a_document():
+    begins = [numbered_epoch(epoch, packed=True)[0][0].inputs[0] for epoch in range(20)]
+    assert {*begins} - {*Numbered.offsets.tolist()}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_targets_that_are_not_scored_are_ignored_after_any_lookback(packed):
+    domain, store = Whispering(), Numbered()
+    domain.lookback, domain.augment = 3, lambda tokens, random: tokens
+    store.marks_of = lambda index: np.where(store.document(index) % 2, 0, UNSCORED)
+    rows = TrainingRows(domain, store, length=7, packed=packed, seed=0)
+    for piece in (piece for place in range(rows.rows_per_epoch) for piece in rows[place]):
+        targets = piece.inputs + 1
+        assert np.array_equal(piece.targets, np.where(targets % 2, targets, IGNORED))
 
 
 def test_a_packed_epoch_lays_all_documents_end_to_end(letters, store):

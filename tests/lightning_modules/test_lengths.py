@@ -50,6 +50,22 @@ def test_tokens_that_are_only_context_are_in_no_bucket(tmp_path, context):
     assert sum(bucket.nats for bucket in found) == min(2, context) + min(4, context)
 
 
+def test_windows_begin_on_the_grid_of_the_domain(tmp_path):
+    begins = set()
+
+    class Noting(Counting):
+        def token_nats(self, tokens, targets):
+            begins.update(tokens[:, 0].tolist())
+            return super().token_nats(tokens, targets)
+
+    with StoreWriter(tmp_path / "store", 60, ("letter",)) as writer:
+        for split in SPLITS:
+            writer.add(split, split, split, np.arange(60), {"letter": 59.0})
+    score_by_position(Noting(), Store.open(tmp_path / "store"), "test", 10, 16, "32-true", 100, period=4)
+    assert len(begins) > 5
+    assert not any(begin % 4 for begin in begins)
+
+
 @pytest.mark.parametrize("context", [7, 16, 24])
 def test_targets_that_see_half_of_the_context_have_a_bucket_of_their_own(store, context):
     rows = [
@@ -96,6 +112,7 @@ def test_contexts_run_from_a_quarter_up_to_what_holds_the_longest_document(store
     assert contexts_to_try(store, "test", 16) == [4, 8, 16, 32, 64]
     assert contexts_to_try(store, "test", 1) == [1, 2, 4, 8, 16]
     assert contexts_to_try(store, "test", 100) == [25, 50, 100]
+    assert contexts_to_try(store, "test", 400) == [100, 200, 400]  # the trained length is always one of them
 
 
 def test_batches_of_one_length_do_not_change_what_is_counted(store):
