@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import DivergedError, UserError, nearest_key
-from ..core.options import as_path, checked, options_of
+from ..core.options import as_path, checked, defaults_of, options_of
 from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.finished import RATE
@@ -21,7 +21,7 @@ from ..session.matching import unmatched
 from ..session.overrides import as_typed
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
-from ..session.settings import declared
+from ..session.settings import Settings, declared
 from ..session.task import Task
 from ..session.trust import KINDS
 from .options import TuneOptions
@@ -63,11 +63,16 @@ class Tune(Task):
         self.rates, self.seeds, self.out = given.rates, given.seeds, as_path(given.out)
         self.grid, self.numbers = given.grid or {}, given.points
 
+    def configured(self, config: dict) -> dict:
+        for key, default in (("run", None), ("runs", defaults_of(Settings)["runs"])):
+            if config[key] != default:
+                raise UserError(
+                    f"{key}={config[key]}: a search creates its own runs in task.out={self.out}: leave out {key}=, or "
+                    "set task.out"
+                )
+        return config
+
     def __call__(self, session: Session) -> None:
-        if session.config["run"] is not None:
-            raise UserError(
-                f"run={session.config['run']}: a search creates its own runs: leave out run=, or set task.out"
-            )
         path, points = self.check(session), self._points_to_train(session.config)
         seeds, each_seed = self._seeds(session.config), self.each_seed(session.config)
         scored = []

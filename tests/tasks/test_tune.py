@@ -6,6 +6,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from command_support import run_command  # noqa: F401
 from conftest import composed
 from training_support import configured, without_drawing
 
@@ -223,9 +224,15 @@ def test_the_seed_of_the_run_is_searched_with_where_none_is_named(tmp_path, tune
     assert {path.name.rpartition("-")[2] for path in (tmp_path / "tuning").rglob("*-s*")} == {"s3"}
 
 
-def test_what_a_search_cannot_use_is_refused(tune):
-    with pytest.raises(UserError, match="run=somewhere: a search creates its own runs"):
-        tune("run=somewhere")
+@pytest.mark.parametrize("setting", ["run=somewhere", "runs=somewhere"])
+def test_a_folder_that_a_search_would_ignore_is_refused(run, setting):
+    _, _, err = run("task=tune", "experiment=debug", "domain=flip_flop", "-m", setting, "encoding=rope,pope")
+    key = setting.partition("=")[0]
+    refused = f"error: {setting}: a search creates its own runs in task.out=tuning: leave out {key}=, or set task.out\n"
+    assert err.startswith(refused)
+
+
+def test_a_search_with_several_devices_is_refused(tune):
     with pytest.raises(UserError, match=r"trainer\.devices: it must be 1, as a search trains each run on one device"):
         tune("trainer.devices=3")
 
