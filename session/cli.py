@@ -4,6 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -13,9 +14,14 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import hydra
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from .. import __version__
 from ..core import launcher, stopping
@@ -128,6 +134,29 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     return [*flags, *settings]
 
 
+def check_sweep(arguments: Sequence[str]) -> None:
+    """Check the settings of all runs of a sweep before the first one starts: Hydra checks each when it starts.
+
+    Args:
+        arguments: those of Hydra, with the flags first.
+
+    Raises:
+        UserError: see `asked`.
+    """
+    flag, *settings = arguments or [""]
+    if flag not in ("-m", "--multirun") or any(setting.startswith("-") for setting in settings):
+        return
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        with suppress(HydraException):  # Hydra reports it
+            (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(settings), None)
+            for overrides in runs:
+                composed = compose("config", overrides, return_hydra_config=True)
+                config = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+                with trusting(trusted_by(config, overrides)):
+                    asked(config, composed.hydra)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. `arguments` default to the program's own."""
     given = sys.argv[1:] if arguments is None else arguments
@@ -143,5 +172,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         refuse_no_choice(given)
         refuse_removals(given)
         sys.argv = [program, *arranged(given)]  # Hydra reads them there
+        check_sweep(sys.argv[1:])
         job()
         sweep.report()

@@ -14,16 +14,22 @@ def test_a_sweep_of_several_processes_a_run_is_refused(run):
     assert "a sweep trains each run on one device" in err
 
 
+def test_a_wrong_value_in_a_sweep_is_refused_before_the_first_run(run):
+    settings = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
+    status, out, err = run(*settings, "-m", "optimizer.learning_rate=1e-3,fast")
+    assert (status, out, err) == (2, "", "error: optimizer.learning_rate='fast': it should be a valid number\n")
+
+
 def test_a_sweep_lists_its_failed_runs_at_the_end(run):
-    common = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
-    status, out, err = run(*common, "-m", "model.heads=3,2,5")  # the flag may be anywhere
+    common = ["task=check", "experiment=debug", "domain=flip_flop"]
+    status, out, err = run(*common, "-m", "data.length=64,512,128")  # the flag may be anywhere
     assert status == 2
     assert out.count("The configuration is valid.") == 1
     summary = "error: 2 runs of the sweep failed, as reported above; rerun the command to try again:\n"
     reasons, listed = err.split(summary)
-    assert [f"heads={heads}: change one" in reasons for heads in (3, 2, 5)] == [True, False, True]
+    assert [f"data.length={length}: domain" in reasons for length in (64, 512, 128)] == [True, False, True]
     assert "Error executing job" not in reasons
-    assert listed.splitlines() == [f"  {' '.join(common)} model.heads={heads}" for heads in (3, 5)]
+    assert listed.splitlines() == [f"  {' '.join(common)} data.length={length}" for length in (64, 128)]
 
 
 def test_a_sweep_continues_after_an_unexpected_error(run, monkeypatch):
