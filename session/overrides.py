@@ -54,7 +54,7 @@ def as_value(value: Any) -> str:
 
 
 def refuse_unknown_flags(arguments: Sequence[str]) -> None:
-    """Raise UserError for a flag that Hydra does not accept, or not with this value."""
+    """Raise UserError for a flag that Hydra does not accept, or not with this value or another flag."""
     parser = get_args_parser()
     parser.allow_abbrev = False  # or --experiment would be Hydra's --experimental-rerun
 
@@ -63,6 +63,9 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
 
     parser.error = refuse
     known, unknown = parser.parse_known_args(arguments)
+    modes = ("run", "multirun", "cfg", "info", "shell_completion")
+    if len(given := [f"--{mode}" for mode in modes if getattr(known, mode)]) > 1:
+        raise UserError(f"{' '.join(given)}: these flags exclude each other: give one of them")
     if known.resolve and not (known.cfg or known.help):
         refuse("--resolve: it needs --cfg job")
     if known.experimental_rerun and not Path(known.experimental_rerun).is_file():

@@ -46,6 +46,7 @@ MISTAKES = {
     "experiment=midi task=prepare": "domain.path=my-midi does not exist: give ",
     "encoding=rope encoding.scaling=yarn": "encoding.scaling=yarn: give scaling_factor and scaling_length\n",
     "--experimental-rerun=nofile": "--experimental-rerun=nofile: there is no such file",
+    "-m seed=0,1 --cfg job": "--multirun --cfg: these flags exclude each other: give one of them\n",
     "--resolve": "--resolve: it needs --cfg job",
     "steps=3": "steps: unknown key; did you mean trainer.steps?",
     "encoding=path encoding.base=3": "encoding.base: unknown key of encoding=path; allowed: encoding.beta_max, ",
