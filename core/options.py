@@ -171,7 +171,8 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={shown}: it should be a list{right}"]
         if all(each["type"] in ("too_short", "string_too_short") for each in found):
-            return [f"{name}={shown}: it should not be empty"]
+            fewest = max(each.get("ctx", {})["min_length"] for each in found)
+            return [f"{name}={shown}: it should {'not be empty' if fewest == 1 else f'have {fewest} values'}"]
         wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in found))
         return [f"{name}={shown}: it should be {wanted}"]
     return []

@@ -92,7 +92,7 @@ class OptimizerOptions(Options):
     """
 
     learning_rate: Positive = 4e-3
-    betas: Sequence[float] = (0.9, 0.95)
+    betas: Annotated[Sequence[float], Field(min_length=2)] = (0.9, 0.95)
     weight_decay: NonNegative = 0.01
     warmup_steps: Natural = 50
     schedule: Schedule = "cosine"
