@@ -43,6 +43,8 @@ class Score(Task):
         self.out = as_path(given.out) if given.out else None
         if self.out and self.out.is_dir():
             raise ValueError(f"out={given.out} is a folder: give a file, such as {self.out / 'scores.csv'}")
+        if self.out and self.out.exists() and not self.out.is_file():  # reading it may never end
+            raise ValueError(f"out={given.out} is a device or a pipe: give a regular file, such as scores.csv")
 
     def __call__(self, session: Session) -> None:
         domain, run = session.domain, RunDirectory.open(session.config["run"]).trained()

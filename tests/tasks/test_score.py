@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,9 @@ def test_what_cannot_be_scored_is_refused_before_anything_is_written(trained, tm
     (tmp_path / "a.txt").write_text("abc")
     with pytest.raises(ValueError, match="is a folder: give a file"):
         Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is a device or a pipe: give a regular file"):
+        Score(files=[str(tmp_path / "a.txt")], out=str(tmp_path / "pipe"))
     with pytest.raises(ValueError, match="it is a folder: name its files"):
         Score(files=[str(tmp_path)])
     (tmp_path / "b.txt").write_text("")
