@@ -12,6 +12,7 @@ from ..core import launcher
 from ..core.errors import DivergedError, UserError
 from ..domains.records import Records
 from ..domains.store import Store
+from ..lightning_modules.transformer import Transformer
 from ..reporting.losses import plot_losses, read_curve, validations
 from ..session.banner import banner_lines, print_lines
 from ..session.models import model_facts
@@ -103,6 +104,13 @@ class Train(Task):
                 scored.append(run.records(split))
         if not first:
             return
+        self._inspect(session, transformer, store, run)
+        plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", session.config["names"])
+        run.seal(run.best, run.path / "metrics.csv", *scored)
+        run.write_manifest(finished=True)
+
+    def _inspect(self, session: Session, transformer: Transformer, store: Store, run: RunDirectory) -> None:
+        """Write samples or answers of the trained model, and where its attention goes."""
         if self.samples and session.domain.solved is not None:
             write_answers(session, transformer, store, self.samples, run.path / "samples")
         elif self.samples:
@@ -112,9 +120,6 @@ class Train(Task):
             pieces = draw_samples(session, transformer, prompt, tokens, **settings)
             render_samples(session.domain, pieces, run.path / "samples", "sample")
         write_mechanisms(session, transformer, store, run)
-        plot_losses(run.path / "metrics.csv", run.path / "plots" / "loss", session.config["names"])
-        run.seal(run.best, run.path / "metrics.csv", *scored)
-        run.write_manifest(finished=True)
 
     def scored(self, session: Session) -> Sequence[str]:
         """The splits on which the trained model is scored."""

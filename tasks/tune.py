@@ -34,11 +34,14 @@ class Search(Train):
     """A run of the search: trained like any other, but never tested. `point` holds the searched settings as text."""
 
     def __init__(self, point: str):
-        super().__init__(samples=0)
+        super().__init__()
         self.point = point
 
     def scored(self, session: Session) -> Sequence[str]:
         return ["valid"]
+
+    def _inspect(self, *_: object) -> None:
+        """Nothing, because no report compares the runs of a search."""
 
     def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
         score = Records.load(run.records("valid")).nats_per_token

@@ -44,6 +44,7 @@ def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tu
     records = list((tmp_path / "tuning").rglob("nll/*.npz"))
     assert {path.stem for path in records} == {"valid"}
     assert len(records) == 4
+    assert not [*(tmp_path / "tuning").rglob("mechanisms"), *(tmp_path / "tuning").rglob("samples")]
     high = [Records.load(path).nats_per_token for path in records]
     assert float(rows[1]["valid_nll"]) == pytest.approx(sum(sorted(high)[:2]) / 2)
 
