@@ -57,7 +57,7 @@ def test_a_name_outside_the_project_is_refused_before_it_is_imported(group, targ
         ("domain", "bearings.domains.fetch.fetch"),
         ("domain", "bearings.domains.base.Domain"),
         ("domain", "bearings.domains.music.Domain"),
-        ("task", "bearings.tasks.keep.os"),
+        ("task", "bearings.tasks.export.shutil"),
         ("task", "bearings.tasks.keep.keep_run"),
         ("task", "bearings.tasks.report.Section"),
     ],

@@ -126,7 +126,7 @@ def test_a_page_has_a_short_table_and_the_lowest_differences(tmp_path, monkeypat
     assert "\n| rope |" in shown  # without a column that says the same in every row
     assert "| rope |" not in details
     assert "Shown: the" not in shown
-    monkeypatch.setattr(summary, "MOST_ROWS", 2)
+    monkeypatch.setattr("bearings.studying.page.MOST_ROWS", 2)
     monkeypatch.setattr(summary, "MOST_DRAWN", 1)
     shown, _, details = page()
     assert "| rope |" not in shown
