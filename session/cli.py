@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import cast
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -14,14 +15,11 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import hydra
-from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from hydra.types import RunMode
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from .. import __version__
 from ..core import launcher, stopping
@@ -134,27 +132,22 @@ def arranged(arguments: Sequence[str]) -> list[str]:
     return [*flags, *settings]
 
 
-def check_sweep(arguments: Sequence[str]) -> None:
-    """Check the settings of all runs of a sweep before the first one starts: Hydra checks each when it starts.
+def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+    """Check the settings of all runs of a sweep, in place of Hydra's method, which only composes them.
 
     Args:
-        arguments: those of Hydra, with the flags first.
+        batch: settings of each run.
 
     Raises:
         UserError: see `asked`.
     """
-    flag, *settings = arguments or [""]
-    if flag not in ("-m", "--multirun") or any(setting.startswith("-") for setting in settings):
-        return
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-        with suppress(HydraException):  # Hydra reports it
-            (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(settings), None)
-            for overrides in runs:
-                composed = compose("config", overrides, return_hydra_config=True)
-                config = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-                with trusting(trusted_by(config, overrides)):
-                    asked(config, composed.hydra)
+    loader = cast("HydraContext", self.hydra_context).config_loader
+    for settings in batch:
+        composed = loader.load_sweep_config(cast("DictConfig", self.config), list(settings))
+        config = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+        trusted = trusting(trusted_by(config, composed.hydra.overrides.task))
+        with suppress(OmegaConfBaseException), trusted:  # some values, like the number of a run, are set when it starts
+            asked(config, composed.hydra)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -166,12 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if {"--help", "-h"} & {*given}:
         from . import help as _  # noqa: F401 (registers the functions of the help template)
     program, sweep = sys.argv[0], Sweep()
+    Sweeper.validate_batch_is_legal = check_batch  # Hydra calls it before the first run starts
     job = hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")(sweep.start)
     with one_line_errors():
         refuse_unknown_flags(given)
         refuse_no_choice(given)
         refuse_removals(given)
         sys.argv = [program, *arranged(given)]  # Hydra reads them there
-        check_sweep(sys.argv[1:])
         job()
         sweep.report()

@@ -1,5 +1,7 @@
 """Sweeps with -m: which are refused, which runs are skipped or failed, and missing launchers."""
 
+import re
+
 from command_support import run_command  # noqa: F401
 from filelock import FileLock
 from hydra.errors import MissingConfigException
@@ -18,6 +20,22 @@ def test_a_wrong_value_in_a_sweep_is_refused_before_the_first_run(run):
     settings = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
     status, out, err = run(*settings, "-m", "optimizer.learning_rate=1e-3,fast")
     assert (status, out, err) == (2, "", "error: optimizer.learning_rate='fast': it should be a valid number\n")
+
+
+def test_a_wrong_value_in_a_sweep_of_an_own_experiment_is_refused_before_the_first_run(run, tmp_path):
+    (tmp_path / "mine" / "experiment").mkdir(parents=True)
+    swept = "hydra: {sweeper: {params: {optimizer.learning_rate: '1e-3,fast'}}}"
+    (tmp_path / "mine" / "experiment" / "own.yaml").write_text(f"# @package _global_\ndefaults: [debug]\n{swept}\n")
+    settings = ["task=check", "experiment=own", "domain=flip_flop", "data.length=512"]
+    status, out, err = run("--config-dir", str(tmp_path / "mine"), "-m", *settings)
+    assert (status, out, err) == (2, "", "error: optimizer.learning_rate='fast': it should be a valid number\n")
+
+
+def test_runs_of_a_sweep_can_use_their_number(run):
+    settings = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
+    status, out, err = run(*settings, "-m", "seed=${hydra:job.num}", "encoding=rope,pope")
+    assert status == 0, err
+    assert re.findall(r"/(rope|pope)/\S+-(s\d)", out) == [("rope", "s0"), ("pope", "s1")]
 
 
 def test_a_sweep_lists_its_failed_runs_at_the_end(run):
