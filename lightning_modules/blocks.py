@@ -118,7 +118,7 @@ class SwiGLU(nn.Module):
 
     @staticmethod
     def usual_hidden(width: int) -> int:
-        """8/3 of `width`, rounded up to a multiple of 32: as many parameters as `GELU` has."""
+        """8/3 of `width`, rounded up to a multiple of 32: about as many parameters as with `GELU`."""
         return -(-8 * width // (3 * 32)) * 32
 
     def forward(self, x: Tensor) -> Tensor:
