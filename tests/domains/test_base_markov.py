@@ -14,7 +14,7 @@ def write(tmp_path):
     return writer(tmp_path)
 
 
-def small_store(write, folder, tokenizer, n_runs="keep"):
+def small_store(write, folder, tokenizer, n_runs):
     random = np.random.default_rng(5)
     records = {}
     for name, size in {"a": 2000, "b": 900, "c": 700, "d": 1000}.items():
@@ -28,11 +28,12 @@ def small_store(write, folder, tokenizer, n_runs="keep"):
     return genome, genome.prepare(folder)
 
 
+@pytest.mark.parametrize("n_runs", ["keep", "split"])  # without N, no training document begins with the last letter
 @pytest.mark.parametrize("block", [50, 1 << 18])
-def test_matches_general_markov_for_single_bases(write, tmp_path, monkeypatch, block):
+def test_matches_general_markov_for_single_bases(write, tmp_path, monkeypatch, block, n_runs):
     monkeypatch.setattr(base_markov, "BLOCK", block)
     monkeypatch.setattr(base_markov, "MERGE", 100)
-    genome, store = small_store(write, tmp_path, "base")
+    genome, store = small_store(write, tmp_path, "base", n_runs)
     for split in ("valid", "test"):
         expected, found = baselines.markov(store, split, 7), genome.markov(store, split, 7)
         assert expected.keys() == found.keys()
@@ -44,7 +45,7 @@ def test_matches_general_markov_for_single_bases(write, tmp_path, monkeypatch, b
 def test_tokenizers_and_orders(write, tmp_path):
     nats = []
     for tokenizer in ("base", "kmer6"):
-        genome, store = small_store(write, tmp_path, tokenizer)
+        genome, store = small_store(write, tmp_path, tokenizer, "keep")
         nats.append(genome.markov(store, "test", 12))
     assert all(nats[0][order] == pytest.approx(nats[1][order]) for order in range(13))
     assert genome.markov(store, "test", 0)[0] == pytest.approx(nats[1][0])
