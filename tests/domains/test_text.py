@@ -101,6 +101,13 @@ def test_copies_share_a_split_whatever_blank_lines_follow(tmp_path, cut):
     assert [SPLITS[split] for split in store.splits[:120:2]] == drawn
 
 
+def test_where_text_files_are_cut_does_not_change_the_splits_of_tables(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(jsonl([f"{one}{end}" for one in pages(60) for end in ("", "\n")]))
+    stores = [build(tmp_path / "x.jsonl", tmp_path / cut, documents=cut) for cut in ("file", "line", "paragraph")]
+    assert len({*stores[0].clusters.tolist()}) == 120
+    assert len({(store.splits.tobytes(), store.clusters.tobytes()) for store in stores}) == 1
+
+
 def test_split_by_files(tmp_path):
     folder = tmp_path / "test-data"  # words in the name of the given folder do not count
     (folder / "valid").mkdir(parents=True)
