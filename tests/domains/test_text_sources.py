@@ -122,6 +122,14 @@ def test_groups_may_be_numbers(tmp_path):
     assert stores[1].clusters.tolist() == [number // 4 for number in range(80)]
 
 
+@pytest.mark.parametrize("value", [None, 1.5, ["a"]])
+def test_a_group_that_is_neither_text_nor_a_whole_number_is_refused(tmp_path, value):
+    """Rows without a group would otherwise be one group, "None"."""
+    (tmp_path / "a.jsonl").write_text(json.dumps({"family": value, "text": "a"}) + "\n")
+    with pytest.raises(UserError, match=rf"a\.jsonl line 1: 'family' has type {type(value).__name__}, not string"):
+        build(tmp_path / "a.jsonl", tmp_path / "stores", group_field="family")
+
+
 def test_documents_that_are_also_in_train_are_counted_by_their_text(tmp_path):
     rows = [
         ("train", 1, "a"),
