@@ -15,7 +15,7 @@ from bearings.domains.remi import Notes
 def test_entropy_and_scale():
     assert metrics.pitch_class_entropy(np.array([60, 64, 67, 72])) == pytest.approx(1.5)
     assert metrics.pitch_class_entropy(np.arange(48, 60)) == pytest.approx(math.log2(12))
-    assert metrics.pitch_class_entropy(np.array([60])) == 0
+    assert str(metrics.pitch_class_entropy(np.array([60]))) == "0.0"  # not -0.0, which tables would show
     assert metrics.scale_consistency(np.array([57, 59, 60, 62, 64, 65, 67])) == 1  # A minor
     assert metrics.scale_consistency(np.array([60, 61, 62, 63])) == 0.75
     assert math.isnan(metrics.pitch_class_entropy(np.array([], int)))
@@ -59,13 +59,13 @@ def test_segments_of_a_chorale():
 def test_segments_of_a_performance(tokenizer):
     domain = Maestro(tokenizer=tokenizer)
     start = np.arange(0, 25, 0.5)
-    notes = Notes(start, start + 0.25, 60 + np.arange(50) % 3 % 2, np.full(50, 80))
+    notes = Notes(start, start + 0.25, 60 + np.arange(50) // 15, np.full(50, 80))
     ids = [*domain.codec.encode(notes), remi.END, 9, 9, 10**6, -3]
     found = domain.measure(ids)
     assert found.shape == (2, 4)  # 24.5 seconds
     assert found[:, 1:].tolist() == [[1, 1, 2], [1, 1, 2]]
-    share = np.array([13, 7]) / 20
-    assert found[0, 0] == pytest.approx(-(share * np.log2(share)).sum())
+    share = np.array([15, 5]) / 20
+    assert found[:, 0] == pytest.approx([-(share * np.log2(share)).sum(), 1])
     assert domain.measure([]).shape == (0, 4)
 
 
