@@ -358,7 +358,8 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 
 
 def test_other_seeds_are_those_of_the_same_configuration(tmp_path):
-    for name in ("tiny-0123abcd-s0", "tiny-0123abcd-s12", "tiny-0123abce-s0", "flip-small", "flip-sparse"):
+    others = ("tiny-0123abcd-s0.bak", "tiny-0123abcd-s1-copy", "tiny-0123abce-s0", "flip-small", "flip-sparse")
+    for name in ("tiny-0123abcd-s0", "tiny-0123abcd-s12", *others):
         file = tmp_path / name / "nll" / "test.npz"
         file.parent.mkdir(parents=True)
         file.touch()
