@@ -14,6 +14,7 @@ from bearings.core.errors import UserError
 from bearings.reporting.reading import read_study
 from bearings.session.identity import identity
 from bearings.session.run_directory import RunDirectory
+from bearings.studying import keeping
 from bearings.studying.keeping import keep_run
 
 
@@ -48,6 +49,30 @@ def test_a_copy_has_the_run_s_own_facts_and_the_digests_of_its_files(tmp_path):
     assert known == own
     assert kept["files"].keys() == {"metrics.csv", "nll/test.npz", "nll/valid.npz"}
     assert all(digest_of(tmp_path / "kept" / name) == digest for name, digest in kept["files"].items())
+    alone = json.loads((keep_run(path, tmp_path / "alone") / "manifest.json").read_text())
+    assert [session["beside"] for session in alone["sessions"]] == [0, 5]
+
+
+def test_measurements_are_kept_of_every_seed_and_samples_and_parameters_of_one(tmp_path):
+    every = {"extrapolation/test.csv", "sample_metrics/test.csv", "mechanisms/attention.csv"}
+    once = {"mechanisms/delta.csv", "samples/a.txt"}
+    for seed, wanted in enumerate((every | once, every)):
+        path = make_run(tmp_path / "runs", "rope", seed)
+        for name in every | once:
+            (path / name).parent.mkdir(exist_ok=True)
+            (path / name).write_text("a\n1\n")
+        kept = keep_run(path, tmp_path / "kept" / path.name)
+        assert {name for name in every | once if (kept / name).exists()} == wanted
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [(100, "bcd"), (99, "cd")])
+def test_the_smallest_samples_are_kept_up_to_a_limit(tmp_path, monkeypatch, limit, wanted):
+    monkeypatch.setattr(keeping, "SAMPLES", limit)
+    path = make_run(tmp_path / "runs", "rope", 0)
+    for name, size in {"a": 200, "b": 60, "c": 30, "d": 10}.items():
+        (path / "samples" / name).write_bytes(bytes(size))
+    kept = keep_run(path, tmp_path / "kept")
+    assert sorted(file.name for file in (kept / "samples").iterdir()) == [*wanted]
 
 
 def test_a_kept_run_names_no_folder_of_this_machine(tmp_path):
@@ -177,6 +202,7 @@ def test_other_files_in_a_copy_are_not_deleted(tmp_path):
 
 def test_nothing_is_kept_inside_a_run(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
+    (tmp_path / "config.yaml").touch()  # of something else
     kept = keep_run(path, tmp_path / "kept")
     for run in (path, kept):
         before = sorted(tmp_path.rglob("*"))
