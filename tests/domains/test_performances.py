@@ -275,6 +275,13 @@ def test_copies_of_a_file_are_in_one_split(tmp_path):
     assert len(store.names) + len(left_out) == 60
 
 
+def test_copies_stay_in_the_official_splits(source, tmp_path):
+    (source / "2004" / "piece11.midi").write_bytes((source / "2004" / "piece0.midi").read_bytes())
+    store = Maestro(str(source)).prepare(tmp_path / "stores")
+    assert len(store.names) == 12
+    assert store.manifest["copies_left_out"] == {}
+
+
 def test_invalid_releases_raise(source, tmp_path):
     root = tmp_path / "stores"
     assert "does not exist: give MAESTRO's zip" in refusal(tmp_path / "none.zip", root)
