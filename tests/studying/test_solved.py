@@ -30,7 +30,7 @@ def test_cells_are_solved_seeds_or_the_median_error():
     assert first == "| path | reflections | 50.00 % | 50.00 % | 2 of 3 |"
     assert second == "| rope | rotation | 50.00 % | 50.00 % | 50.00 % |"
     assert third == "| irope | layers | 50.00 % | 50.00 % | 50.00 % |"
-    assert table.notes[1] == "Solved: right answers are at least 99.9 % in flip_flop, 90 % in mqrar."
+    assert table.notes[1:] == ["Solved: right answers are at least 99.9 % in flip_flop, 90 % in mqrar."]
     assert fourth == "| mine |  | 50.00 % | 50.00 % | 50.00 % |"
 
 
@@ -45,6 +45,11 @@ def test_pooled_scores_are_left_out():
     assert solved_table([*scores(NAMES), *pooled]).rows == table.rows
 
 
+def test_scores_without_right_answers_are_left_out():
+    uncounted = [replace(score, solving=None) for score in scores(["path", "e9"])]
+    assert solved_table([*scores(NAMES), *uncounted]).rows == solved_table([*scores(NAMES)]).rows
+
+
 def test_published_errors_stand_beside_ours():
     lines = solved_table([*scores(NAMES, published="rope")]).markdown().splitlines()
     assert lines[3] == "| rope | rotation | 50.00 % | 50.00 % (0.1 %) | 50.00 % |"
@@ -54,3 +59,4 @@ def test_published_errors_stand_beside_ours():
 def test_few_models_or_a_single_task_have_no_such_table():
     assert solved_table([*scores(NAMES[:4])]) is None
     assert solved_table([*scores(NAMES, [("mqrar", ("test",))])]) is None
+    assert solved_table([*scores(NAMES, [("mqrar", ("test",)), ("flip_flop", ("test",))])]) is not None
