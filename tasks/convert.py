@@ -3,8 +3,10 @@
 from typing import Any
 
 from ..core.errors import UserError
+from ..lightning_modules.outline import outlined
+from ..session.conversion import starts_exactly
+from ..session.models import build_transformer
 from ..session.pretrained import ROPE
-from ..session.trust import located
 from .options import ConvertOptions
 from .train import Train
 
@@ -30,7 +32,8 @@ class Convert(Train):
         if config["encoding"]["_target_"] == ROPE:
             raise UserError("encoding=rope: the pretrained model has it already: use task=train, or another encoding")
         trainer = config["trainer"]
-        exact = located(config["encoding"]["_target_"], "encoding").starts_exactly
+        with outlined():
+            exact = starts_exactly(build_transformer(config, vocabulary=2))
         chosen = {key: round(share * trainer["steps"]) for key, share in (EXACT if exact else STAGED).items()}
         keys = {"anneal_steps": 0, "match_steps": 0, "distil_steps": 0, **chosen}
         given = {key: default if trainer.get(key) is None else trainer[key] for key, default in keys.items()}

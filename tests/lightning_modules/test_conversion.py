@@ -115,8 +115,9 @@ def test_losses_of_the_teacher_itself_are_zero(tiny):
     torch.testing.assert_close(distilled(original, frozen(other), tokens, counted), expected[counted].sum())
 
 
-def conversion_run(tmp_path, tiny, name, **trainer):
-    plain = configured(tmp_path, f"encoding={name}", f"model.pretrained={tiny}", "model.dropout=0", "trainer.steps=12")
+def conversion_run(tmp_path, tiny, name, *overrides, **trainer):
+    given = f"encoding={name}", f"model.pretrained={tiny}", "model.dropout=0", "trainer.steps=12", *overrides
+    plain = configured(tmp_path, *given)
     plain["task"] = {"_target_": "bearings.tasks.convert.Convert", "samples": 0}
     plain["trainer"] |= trainer
     plain["names"]["encoding"] = name
@@ -143,6 +144,15 @@ def test_resumed_conversion_equals_an_uninterrupted_one(tmp_path, tiny, monkeypa
     if name == "pope":
         assert "step 3: training on the predictions" in text
         assert "step 6: training on next tokens" in text
+
+
+def test_stages_follow_from_the_options_and_layers_of_the_encoding(tmp_path, tiny):
+    def stages(*given):
+        trainer = conversion_run(tmp_path, tiny, *given)["trainer"]
+        return [trainer[key] for key in ("anneal_steps", "match_steps", "distil_steps")]
+
+    assert stages("nope") == stages("pattern", "encoding.layers=[path,nope]") == [6, 0, 0]
+    assert stages("nope", "encoding.length_scaling=log") == stages("pattern", "encoding.layers=[path,pope]") == [0, 3, 3]
 
 
 def test_frozen_weights_stay_in_a_run(tmp_path, tiny):
