@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -203,7 +204,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
         try:
             by(**{key: value for key, value in block.items() if key in options})
         except ValueError as error:
-            yield f"{group}.{error}"
+            yield _with_group(error, group, options)
 
 
 def _imports_torch(group: str, block: Any) -> bool:
@@ -241,5 +242,11 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
         return target(**arguments, **given)
     except ValueError as error:
         # Sizes of an encoding are keys of the model.
-        owner = "model" if group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"] else group
-        raise UserError(f"{owner}.{error}") from error
+        sizes = group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"]
+        owner, keys = ("model", GIVEN["encoding"]) if sizes else (group, arguments)
+        raise UserError(_with_group(error, owner, keys)) from error
+
+
+def _with_group(error: ValueError, group: str, keys: Collection[str]) -> str:
+    """The message of a class, which names a key first, with `group` before each of its `keys` that has a value."""
+    return f"{group}." + re.sub(rf"(?<=[ (])(?=(?:{'|'.join(keys)})=)", f"{group}.", str(error))
