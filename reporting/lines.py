@@ -105,7 +105,10 @@ def refuse_foreign(setting: Override, word: str, of: str) -> None:
     if key == "task.out" and not PLACE.fullmatch(str(setting.value())):
         raise UserError(f"{word}: must be a path below the current folder, such as task.out=folder/file.csv")
     if setting.is_delete() or setting.package is not None or any(part.startswith("_") for part in parts):
-        raise UserError(f"{word}: only settings such as encoding.base=1000 are allowed, without keys that begin with _")
+        raise UserError(
+            f"{word}: only settings such as encoding.base=1000 are allowed, without keys that begin with _: to use "
+            "your class, name it in configs/GROUP/FILE.yaml, and write GROUP=FILE"
+        )
 
 
 @lru_cache(4 * MOST_RUNS)
