@@ -159,6 +159,7 @@ def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
                 if end < 0:
                     rest = data[at:]
                     if len(rest) > LONGEST_HEADER:
+                        _refuse_returns(path, line, rest)
                         raise UserError(f"{path}, line {line}: a header of over {LONGEST_HEADER:,} bytes is not FASTA")
                     break
                 record, length = _record(path, line, data[at + 1 : end]), 0
@@ -180,10 +181,19 @@ def _fasta(path: Path, file) -> Iterator[tuple[Record, np.ndarray]]:
             new_line = part.endswith(b"\n")
             line, length, at = line + part.count(b"\n"), length + len(codes), end
     if rest:
+        _refuse_returns(path, line, rest)
         raise UserError(f"{path}, line {line}: the file ends in a header; is it truncated?")
 
 
+def _refuse_returns(path: Path, line: int, header: bytes) -> None:
+    if b"\r" in header.strip():
+        raise UserError(
+            f"{path}, line {line}: lines end in CR without LF: convert them, such as with tr '\\r' '\\n' < FILE > NEW"
+        )
+
+
 def _record(path: Path, line: int, header: bytes) -> Record:
+    _refuse_returns(path, line, header)
     try:
         text = header.decode().strip()
     except UnicodeDecodeError as error:
