@@ -1,6 +1,5 @@
 """FoPE: a Fourier series instead of one frequency in each pair of channels."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from ..core.about import About, Paper
 from ..kernels.attention.rope import geometric, phases
-from .families.rotary import HeadRotary
+from .families.rotary import HeadRotary, full_turns
 from .options import FoPEOptions
 
 
@@ -68,12 +67,7 @@ class FoPE(HeadRotary):
         given = FoPEOptions(**options)
         super().__init__(width, heads, kv_heads, head_dim, given)
         self.base, self.sigma = given.base, given.sigma
-        least = 2 * math.pi / given.trained_length
-        kept = sum(theta >= least for theta in geometric(given.base, head_dim // 2))
-        if not kept:
-            raise ValueError(
-                f"trained_length={given.trained_length}: no frequency makes a turn within it; use at least 7"
-            )
+        kept = full_turns(given.base, head_dim // 2, given.trained_length)
         for name in ("cosines", "sines"):
             self.register_buffer(name, torch.empty(kv_heads, kept, kept, dtype=torch.float32))
         self.reset_parameters()

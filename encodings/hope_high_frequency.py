@@ -1,11 +1,9 @@
 """HoPE (high-frequency): RoPE without the frequencies that make no full turn within the trained length."""
 
-import math
 from typing import Any
 
 from ..core.about import About, Paper
-from ..kernels.attention.rope import geometric
-from .families.rotary import Rotary
+from .families.rotary import Rotary, full_turns
 from .options import HoPEHighFrequencyOptions
 
 
@@ -20,7 +18,7 @@ class HoPEHighFrequency(Rotary):
         options: fields of `HoPEHighFrequencyOptions`.
 
     Raises:
-        ValueError: `head_dim` is odd, or an option is outside its range.
+        ValueError: `head_dim` is odd, an option is outside its range, or no frequency is kept.
     """
 
     about = About(
@@ -43,5 +41,5 @@ class HoPEHighFrequency(Rotary):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = HoPEHighFrequencyOptions(**options)
-        turned = sum(theta >= 2 * math.pi / given.trained_length for theta in geometric(given.base, head_dim // 2))
+        turned = full_turns(given.base, head_dim // 2, given.trained_length)
         super().__init__(width, heads, kv_heads, head_dim, given, given.base, turned=turned)

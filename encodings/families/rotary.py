@@ -1,5 +1,7 @@
 """Bases of rotary encodings, which turn each pair of channels of q and k by an angle that grows with the position."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,18 @@ from ..contract.context import Context
 from ..contract.state import KeyValueState, with_past
 from ..options.base import WindowOptions
 from .positional import PositionalEncoding
+
+
+def full_turns(base: float, pairs: int, trained_length: int) -> int:
+    """The number of RoPE's frequencies that make at least one turn within `trained_length`.
+
+    Raises:
+        ValueError: there are none.
+    """
+    kept = sum(theta >= 2 * math.pi / trained_length for theta in geometric(base, pairs))
+    if not kept:
+        raise ValueError(f"trained_length={trained_length}: no frequency makes a turn within it; use at least 7")
+    return kept
 
 
 class Rotary(PositionalEncoding):

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bearings.encodings.fope import FoPE
+from bearings.encodings.hope_high_frequency import HoPEHighFrequency
 from bearings.encodings.rope_pp import RoPEPP
 from bearings.encodings.xpos import XPos
 from bearings.kernels import reference
@@ -215,8 +216,13 @@ def test_fope_starts_with_the_noise_of_the_published_code():
         noise = part - torch.eye(32)
         assert noise.mean().item() == pytest.approx(0.0, abs=1e-3)
         assert noise.std().item() == pytest.approx(0.5 * (2 / ((32 + 32) * 32)) ** 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("encoding", [FoPE, HoPEHighFrequency])
+def test_a_trained_length_without_a_full_turn_is_refused(encoding):
+    encoding(12, 4, 2, 16, trained_length=7)
     with pytest.raises(ValueError, match="trained_length=6: no frequency makes a turn"):
-        FoPE(12, 4, 2, 16, trained_length=6)
+        encoding(12, 4, 2, 16, trained_length=6)
 
 
 def test_rope_pp_scores_are_the_real_and_imaginary_parts():
