@@ -309,6 +309,15 @@ class RunDirectory:
             )
         return self
 
+    def writable(self) -> "RunDirectory":
+        """This run. Raises UserError if no results can be written to it, before a task computes them."""
+        if not all(os.access(folder, os.W_OK | os.X_OK) for folder in (self.path, *self.path.glob("*/"))):
+            raise UserError(
+                f"run={self.path}: results cannot be written to this folder: change its permissions, or copy it and "
+                "give the copy"
+            )
+        return self
+
     def unfinished(self) -> str | None:
         """A note that training has not finished; None if it has."""
         if self.manifest.get("finished"):

@@ -60,6 +60,8 @@ class Benchmark(Task):
         if not isinstance(domain, Text):
             raise UserError(f"run={run.path}: {self.refusal(domain)}")
         refuse_unfinished(run)
+        if self.limit is None:
+            run.writable()
         _, transformer = session.trained(run)
         found: dict[str, Items] = {}
         for name, questions in self._questions(session):

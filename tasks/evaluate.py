@@ -27,7 +27,7 @@ class Evaluate(Task):
         self.split = EvaluateOptions(**options).split
 
     def __call__(self, session: Session) -> None:
-        run = RunDirectory.open(session.config["run"]).trained()
+        run = RunDirectory.open(session.config["run"]).trained().writable()
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
         records = score(session, transformer, store, self.split)

@@ -61,7 +61,7 @@ class Extrapolate(Task):
         return {trained, *(self.contexts or usual_contexts(trained))}
 
     def __call__(self, session: Session) -> None:
-        run = RunDirectory.open(session.config["run"]).trained()
+        run = RunDirectory.open(session.config["run"]).trained().writable()
         refuse_unfinished(run)
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)

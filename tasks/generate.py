@@ -49,7 +49,7 @@ class Generate(Task):
         self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
     def __call__(self, session: Session) -> None:
-        run = RunDirectory.open(session.config["run"]).trained()
+        run = RunDirectory.open(session.config["run"]).trained().writable()
         store, transformer = session.trained(run)
         if self.prompt is None and session.domain.solved is not None:
             written = write_answers(session, transformer, store, self.samples, _folder(run))

@@ -39,7 +39,7 @@ class Mechanisms(Task):
     needs = "run"
 
     def __call__(self, session: Session) -> None:
-        run = RunDirectory.open(session.config["run"]).trained()
+        run = RunDirectory.open(session.config["run"]).trained().writable()
         store, transformer = session.trained(run)
         written = write_mechanisms(session, transformer, store, run)
         for path in written:

@@ -45,7 +45,7 @@ class Variants(Task):
         return None if isinstance(domain, Genome) else f"domain {domain.name} has no bases: {allowed}"
 
     def __call__(self, session: Session) -> None:
-        run, domain = RunDirectory.open(session.config["run"]).trained(), session.domain
+        run, domain = RunDirectory.open(session.config["run"]).trained().writable(), session.domain
         if not isinstance(domain, Genome):
             raise UserError(f"run={run.path}: {self.refusal(domain)}")
         refuse_unfinished(run)

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -335,6 +336,28 @@ def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
         with pytest.raises(OSError, match=str(tmp_path)) as raised:
             run.refuse_impossible_place()
         assert explain_os_error(raised.value).startswith(f"{tmp_path}: {message}")
+
+
+def test_a_run_without_permission_to_write_is_refused(tmp_path, monkeypatch):
+    run, closed = RunDirectory(tmp_path, {}), set()
+    (tmp_path / "samples").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in closed and mode & os.W_OK)
+    assert run.writable() is run
+    for folder in (tmp_path, tmp_path / "samples"):
+        closed = {folder}
+        with pytest.raises(UserError, match=f"^run={tmp_path}: results cannot be written to this folder: change"):
+            run.writable()
+
+
+@pytest.mark.parametrize("name", ["evaluate", "extrapolate", "generate", "mechanisms"])
+def test_tasks_that_write_to_a_run_ask_first(tmp_path, monkeypatch, name):
+    run = RunDirectory(tmp_path, {})
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr(RunDirectory, "open", lambda *_: run)
+    task = build({"_target_": f"bearings.tasks.{name}.{name.capitalize()}"}, "task")
+    with pytest.raises(UserError, match="results cannot be written"):
+        task(SimpleNamespace(config={"run": str(tmp_path)}))
 
 
 def test_a_file_name_in_bytes_is_printed_as_text():
