@@ -1,6 +1,7 @@
 """Tokenizers of pretrained models: text is preserved, bytes are counted, and an exported copy encodes equally."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -62,6 +63,17 @@ def test_long_documents_are_encoded_in_pieces():
     tokenizer, long = Pretrained.read(STORIES), "once upon a time there was a cat. " * (PIECE // 16)
     (ids,) = tokenizer.encode([document(long)])
     assert ids.tolist() == tokenizer._ids(long)
+
+
+@pytest.mark.data(STORIES)
+def test_checking_a_document_takes_little_memory_per_token():
+    tokenizer, ids = Pretrained.read(STORIES), np.arange(500_000, dtype=np.int32) % 512
+    tracemalloc.start()
+    spelt = tokenizer._spelt(ids)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert spelt == b"".join(map(tokenizer.pieces.__getitem__, ids))
+    assert peak < 40 * len(ids)
 
 
 @pytest.mark.parametrize(("normalizer", "text"), [("NFC", "e\u0301"), ("Lowercase", "Abc")])
