@@ -11,7 +11,7 @@ from ..core.errors import UserError
 from ..core.options import REQUIRED, Option, options_of
 from .configuration import NAMED, name_of, trusted_by
 from .overrides import as_typed, choices_of
-from .settings import GIVEN, Settings, declared, mechanism_of
+from .settings import GIVEN, Settings, declared, mechanism_of, reads_of
 from .trust import KINDS, trusting
 
 CHOICES = ("domain", "encoding", "task", "model", "experiment")
@@ -35,12 +35,16 @@ def _choices_of(group: str) -> str:
 
 
 def options_text(*, _root_: DictConfig) -> str:
-    """All options of a composed configuration; `$` is doubled, as Hydra's help template requires."""
+    """The options that the task of a configuration reads; `$` is doubled, as Hydra's help template requires."""
     choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
     plain: Any = OmegaConf.to_container(_root_)
+    reads, options = reads_of(plain["task"].get("_target_")), options_of(Settings)
+    shown = [group for group in KINDS if group in plain and (reads is None or group == "task")]
+    if reads is not None:
+        options = {name: option for name, option in options.items() if name in ("trust", *reads)}
     with trusting(trusted_by(_root_, overrides)):
-        groups = [_group(group, choices.get(group), _resolved(_root_[group])) for group in KINDS if group in plain]
-    settings = _section("", "Settings that belong to no group:", plain, options_of(Settings))
+        groups = [_group(group, choices.get(group), _resolved(_root_[group])) for group in shown]
+    settings = _section("", "Settings that belong to no group:", plain, options)
     return "\n\n".join([settings, *groups]).replace("$", "$$")
 
 

@@ -124,6 +124,16 @@ def register() -> None:
                 store.store(file.stem, known, group=f"options/{group}")
 
 
+def reads_of(task: str) -> tuple[str, ...] | None:
+    """The keys that the class `task` reads in addition to its own, if it needs `nothing`; None for other tasks."""
+    with suppress(Exception):  # a class of another package, or none
+        body = _class_body(task)
+        given = {ast.unparse(each.targets[0]): each.value for each in body if isinstance(each, ast.Assign)}
+        if ast.literal_eval(given["needs"]) == "nothing":
+            return ast.literal_eval(given["reads"])
+    return None
+
+
 def mechanism_of(encoding: str) -> str | None:
     """The mechanism in the `about` of the encoding `configs/encoding/NAME.yaml`; None if it is not written there."""
     with suppress(Exception):  # errors in a file are reported when it is chosen

@@ -201,11 +201,10 @@ def test_all_mistakes_are_one_line(run):
 
 
 def test_help_explains_the_options_of_what_is_chosen(run):
-    status, out, _ = run("encoding=pope", "task=report", "trainer.steps=7", "--help")
+    status, out, _ = run("encoding=pope", "task=check", "trainer.steps=7", "--help")
     assert status in (0, None)
     for text in (
         "encoding.delta_init=uniform (zero or uniform)\n      ",
-        "task.margin=null (number above 0 or null)\n      difference in nats per token up to which encodings",
         "trainer.steps=7 (integer at least 0; default 2000)\n      number of optimiser steps; 0 evaluates",
         "model.width=96 (integer in [1, 262144]; default 256)\n      hidden size C.",
     ):
@@ -214,5 +213,10 @@ def test_help_explains_the_options_of_what_is_chosen(run):
     _, out, _ = run("encoding=fope", "task=tune", "data.length=64", "--help")
     assert "encoding.trained_length=64 (integer at least 1; default 512)\n" in out
     assert "task.grid=null (mapping or null)\n" in out
+    _, out, _ = run("task=report", "--help")
+    assert "task.margin=null (number above 0 or null)\n      difference in nats per token up to which encodings" in out
+    assert "\n  runs=runs (text)\n" in out
+    assert "\n  seed=" not in out  # the task does not read it
+    assert "\nmodel" not in out
     _, out, _ = run("encoding=pattern", "--help")
     assert 'encoding.layers=["rope", "nope"] (list of text or mapping)\n' in out
