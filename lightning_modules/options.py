@@ -52,7 +52,8 @@ class ModelOptions(Options):
 
     def check_together(self) -> None:
         if self.head_dim is None and self.width % self.heads:
-            raise ValueError(f"width={self.width} is not a multiple of heads={self.heads}: use head_dim=NUMBER")
+            given = f"width={self.width} is not a multiple of heads={self.heads}"
+            raise ValueError(f"{given}: change one, or set head_dim=NUMBER")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
 

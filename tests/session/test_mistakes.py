@@ -80,7 +80,7 @@ MISTAKES = {
     "experiment=debug model=base": "model=base: experiment=debug sets model.width, model.layers, model.heads itself",
     "seed=x": "seed='x': it should be a valid integer",
     "trainer.precision=8": "trainer.precision=8: it should be 'auto', '32-true' or 'bf16-mixed'",
-    "model.width=130": "model.width=130 is not a multiple of model.heads=3: use model.head_dim=NUMBER\n",
+    "model.width=130": "model.width=130 is not a multiple of model.heads=3: change one, or set model.head_dim=NUMBER\n",
     "model.head_dim=31 encoding=rope": "model.head_dim=31",
     "model.kv_heads=2": "model.kv_heads=2 does not divide model.heads=3\n",
     "data.length=510": "data.length=510: domain jsb needs a multiple of 4",
