@@ -142,11 +142,12 @@ def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         UserError: see `asked`.
     """
     loader = cast("HydraContext", self.hydra_context).config_loader
+    HydraConfig.instance().cfg = None  # of an earlier command in this process
     for settings in batch:
         composed = loader.load_sweep_config(cast("DictConfig", self.config), list(settings))
         config = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
         trusted = trusting(trusted_by(config, composed.hydra.overrides.task))
-        with suppress(OmegaConfBaseException), trusted:  # some values, like the number of a run, are set when it starts
+        with suppress(OmegaConfBaseException), trusted:  # of values that a run has when it starts, like its number
             asked(config, composed.hydra)
 
 
