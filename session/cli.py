@@ -15,6 +15,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode
@@ -121,15 +122,16 @@ class Sweep:
 
 
 def arranged(arguments: Sequence[str]) -> list[str]:
-    """Arguments in the order that Hydra expects: flags first; `run=` adds the choices of that run's configuration."""
-    flags = [argument for argument in arguments if argument in ("-m", "--multirun")]
-    settings = with_new_keys([argument for argument in arguments if argument not in flags])
-    place = next((i for i, argument in enumerate(settings) if argument.startswith("run=")), None)
+    """Arguments as Hydra expects them: settings, then flags; `run=` adds the choices of that run's configuration."""
+    given = get_args_parser().parse_known_intermixed_args(arguments)[0].overrides
+    flags = [argument for argument in arguments if argument not in given]
+    settings = with_new_keys(given)
+    place = next((i for i, setting in enumerate(settings) if setting.startswith("run=")), None)
     if place is not None:
         from .run_choices import choices_of_run  # late, as above
 
-        settings[place:place] = choices_of_run(settings)  # argparse accepts no settings on both sides of a flag
-    return [*flags, *settings]
+        settings[place:place] = choices_of_run(settings)
+    return [*settings, *flags]
 
 
 def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:

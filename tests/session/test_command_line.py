@@ -156,6 +156,13 @@ def test_errors_reach_the_shell_as_one_line_with_a_status(tmp_path):
     assert done.stdout == ""
 
 
+def test_settings_may_be_on_both_sides_of_a_flag(run):
+    status, out, err = run("experiment=debug", "--cfg", "job", "seed=5")
+    assert (status, err) == (0, "")
+    assert "\nseed: 5\n" in f"\n{out}"
+    assert "\n  steps: 20\n" in out
+
+
 def test_a_task_with_answers_reports_accuracy_on_every_test_split(run):
     small = "domain=flip_flop domain.length=32 domain.train=20 domain.valid=5 domain.test=5 domain.sparse=5"
     given = [*small.split(), "domain.dense=5", "experiment=debug", "trainer.accelerator=cpu"]
