@@ -1,8 +1,11 @@
 """task=export run=DIRECTORY: write a trained model as files to share, and load them again."""
 
+import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -101,10 +104,11 @@ class Export(Task):
             shared = session.domain.share(Path(session.config["stores"]), session.config["content"], Path(making))
             session.domain.use_shared(Path(making))
             transformer = session.load(run.checked_best(), store["vocabulary"]).cpu()
-            if self.format == "bearings":
-                _write(Path(making), session, transformer, store, shared)
-            else:
-                write_folder(Path(making), run, session.domain, transformer, session.config, self.format)
+            with os_errors(folder):
+                if self.format == "bearings":
+                    _write(Path(making), session, transformer, store, shared)
+                else:
+                    write_folder(Path(making), run, session.domain, transformer, session.config, self.format)
             files = sorted(Path(making).iterdir(), key=lambda path: (path.name == WEIGHTS, path.name))
             shutil.copymode(files[0], files[-1])  # safetensors creates files that only the owner can read
             old = {path.name for pattern in (*CODE, *OPTIONAL) for path in folder.glob(pattern)}
@@ -113,6 +117,17 @@ class Export(Task):
             for path in files:  # the weights last, so that they never exist without the rest
                 path.replace(folder / path.name)
         return [path.name for path in files]
+
+
+@contextmanager
+def os_errors(folder: Path) -> Iterator[None]:
+    """Raise errors of safetensors that come from the operating system, such as a full disk, as OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error
+        raise
 
 
 def _write(

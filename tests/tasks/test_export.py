@@ -6,13 +6,15 @@ import re
 import pytest
 import torch
 from conftest import REPOSITORY
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from training_support import configured, go
 
 from bearings.core.errors import UserError
 from bearings.session.configuration import build
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.export import Export, load_exported
+from bearings.tasks.export import Export, load_exported, os_errors
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -20,6 +22,13 @@ def test_what_is_no_file_is_not_read(tmp_path, make):
     make(tmp_path / "config.yaml")
     with pytest.raises(UserError, match="it is not a regular file"):
         load_exported(tmp_path)
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_operating_system(tmp_path):
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)), os_errors(tmp_path):
+        save_file({"weight": torch.zeros(1)}, tmp_path / "missing" / "model.safetensors")
+    with pytest.raises(SafetensorError, match="damaged"), os_errors(tmp_path):
+        raise SafetensorError("damaged")
 
 
 @pytest.mark.parametrize("encoding", ["pope", "path_fox"])
