@@ -95,5 +95,7 @@ def explain_os_error(error: OSError) -> str | None:
     }.get(error.errno or 0)
     if advice is None and error.filename and error.strerror:
         advice = f"{error.strerror[0].lower()}{error.strerror[1:]}: {elsewhere}"
-    place = TEMPORARY.sub(r"\1", os.fsdecode(error.filename or "writing failed"))
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    named = error.filename2 if full and error.filename2 else error.filename  # the copy rather than the original
+    place = TEMPORARY.sub(r"\1", os.fsdecode(named or "writing failed"))
     return advice and f"{place}: {advice}"

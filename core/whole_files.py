@@ -1,5 +1,6 @@
 """Writes files and folders completely or not at all, also with several processes at a time."""
 
+import errno
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -18,14 +19,26 @@ def written_whole(path: Path, binary: bool = False) -> Iterator[IO]:
     try:
         # Exclusive creation never writes to another process's file or through a link.
         with (
+            full_disk_named(path),
             open(making, "xb")
             if binary
-            else open(making, "x", newline="", encoding="utf-8", errors="backslashreplace") as file
+            else open(making, "x", newline="", encoding="utf-8", errors="backslashreplace") as file,
         ):
             yield file
         making.replace(path)
     finally:
         making.unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_named(path: Path) -> Iterator[None]:
+    """Name `path` in errors of a full disk that name no file, as those of writing and closing do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -40,7 +53,8 @@ def made_whole(path: Path) -> Iterator[Path]:
     making = _unique(path)
     making.mkdir(parents=True)
     try:
-        yield making
+        with full_disk_named(path):
+            yield making
         if path.exists():
             remove_whole(path)
         making.replace(path)

@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from ..core.errors import UserError, shortened
 from ..core.progress import shown
+from ..core.whole_files import full_disk_named
 from .baselines import markov
 from .clocks import Clock
 from .store import FORMAT, SPLITS, Store, StoreWriter
@@ -219,7 +220,10 @@ class Domain(ABC):
                 if not (directory / "manifest.json").exists():
                     for killed in directory.parent.glob(f".{directory.name}.*"):
                         shutil.rmtree(killed)
-                    with StoreWriter(directory, self.vocabulary, self.units, self.groups, self.splits) as writer:
+                    with (
+                        full_disk_named(directory),
+                        StoreWriter(directory, self.vocabulary, self.units, self.groups, self.splits) as writer,
+                    ):
                         writer.facts.update(domain=self.name, revision=self.revision, options=options)
                         self.build(writer)
                         if dict(self.options_again()) != options:

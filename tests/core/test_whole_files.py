@@ -1,5 +1,7 @@
 """whole_files.py: whole or not at all, whoever else writes or has put links into the folder."""
 
+import errno
+
 import pytest
 from report_support import make_run, records
 
@@ -61,3 +63,11 @@ def test_a_failure_leaves_nothing(tmp_path, way):
     with pytest.raises(RuntimeError), way(tmp_path / "made"):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", [written_whole, made_whole])
+def test_a_full_disk_is_named(tmp_path, way):
+    for number, name in ((errno.ENOSPC, str(tmp_path / "made")), (errno.EDQUOT, str(tmp_path / "made")), (5, None)):
+        with pytest.raises(OSError, match="why") as raised, way(tmp_path / "made"):
+            raise OSError(number, "why")
+        assert raised.value.filename == name

@@ -349,3 +349,12 @@ def test_split_without_documents_raises(tmp_path):
 
     with pytest.raises(UserError, match="far"):
         write()
+
+
+def test_a_full_disk_is_named_after_the_store(tmp_path):
+    class Full(Toy):
+        def build(self, writer):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=str(tmp_path)):
+        Full().prepare(tmp_path)

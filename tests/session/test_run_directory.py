@@ -365,6 +365,11 @@ def test_a_file_name_in_bytes_is_printed_as_text():
     assert explain_os_error(error).startswith("runs/events.out: no such file or directory: if it was deleted, rerun")
 
 
+def test_a_copy_that_fills_the_disk_is_named_rather_than_its_original():
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "original", None, "copy")
+    assert explain_os_error(error).startswith("copy: the disk is full")
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     plain = configured(tmp_path)
     run = RunDirectory.of(Session.of(plain).config)
