@@ -76,13 +76,18 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
 
 
 def refuse_no_choice(arguments: Sequence[str]) -> None:
-    """Raise UserError for a group without a file, such as `experiment=null`, or with a list of files."""
+    """Raise UserError for a group without a file, as `experiment=null` or `encoding=3`, or with a list of files."""
+    parser = OverridesParser.create()
     for argument in arguments:
         group, is_setting, name = key_of(argument), "=" in argument, argument.partition("=")[2]
-        if is_setting and name in ("", "null") and (allowed := choices_of(group)):
-            raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
-        if is_setting and name.startswith("[") and choices_of(group):
+        if not is_setting or not (allowed := choices_of(group)):
+            continue
+        if name.startswith("["):
             raise UserError(f"{argument}: name one file, or add -m and leave out the brackets for a sweep over several")
+        with suppress(HydraException):  # Hydra reports it
+            values = [parser.parse_override(f"{group}={each}").value() for each in name.split(",")]
+            if any(value in ("", None) or isinstance(value, int | float | dict) for value in values):
+                raise UserError(f"{argument}: leave it out, or name a file; allowed: {', '.join(allowed)}")
 
 
 def refuse_removals(arguments: Sequence[str]) -> None:

@@ -30,6 +30,8 @@ MISTAKES = {
     "+samples=3": "samples: unknown key; ",
     "+foo={a:3}": "foo: unknown key; ",
     "experiment=null": "experiment=null: leave it out, or name a file; allowed: debug, ",
+    "encoding=3": "encoding=3: leave it out, or name a file; allowed: absolute_learned, ",
+    "-m domain=jsb,true": "domain=jsb,true: leave it out, or name a file; allowed: flip_flop, ",
     "encoding=": "encoding=: leave it out, or name a file; allowed: absolute_learned, ",
     "~encoding": "~encoding: settings cannot be removed: leave it out to use the default, or write encoding=VALUE\n",
     "~encoding.delta_init": "~encoding.delta_init: settings cannot be removed: ",
