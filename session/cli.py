@@ -141,8 +141,10 @@ def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         batch: settings of each run.
 
     Raises:
-        UserError: see `asked`.
+        UserError: there are no runs; or see `asked`.
     """
+    if not batch:
+        raise UserError("the sweep has no runs: a glob() that matches nothing, or an empty range(): correct it")
     loader = cast("HydraContext", self.hydra_context).config_loader
     HydraConfig.instance().cfg = None  # of an earlier command in this process
     for settings in batch:

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from command_support import run_command  # noqa: F401
 from filelock import FileLock
 from hydra.errors import MissingConfigException
@@ -29,6 +30,13 @@ def test_a_wrong_value_in_a_sweep_of_an_own_experiment_is_refused_before_the_fir
     settings = ["task=check", "experiment=own", "domain=flip_flop", "data.length=512"]
     status, out, err = run("--config-dir", str(tmp_path / "mine"), "-m", *settings)
     assert (status, out, err) == (2, "", "error: optimizer.learning_rate='fast': it should be a valid number\n")
+
+
+@pytest.mark.parametrize("setting", ["encoding=glob(ropp*)", "seed=range(3,1)"])
+def test_a_sweep_without_runs_is_refused(run, setting):
+    status, out, err = run("task=check", "experiment=debug", "-m", setting)
+    assert (status, out) == (2, "")
+    assert err == "error: the sweep has no runs: a glob() that matches nothing, or an empty range(): correct it\n"
 
 
 def test_runs_of_a_sweep_can_use_their_number(run):
