@@ -19,7 +19,7 @@ from ..core.checked_files import DAMAGE, digest_of
 from ..core.errors import UserError, one_line
 from ..core.options import as_path
 from ..core.plain_yaml import as_yaml
-from ..core.whole_files import write_text
+from ..core.whole_files import full_disk_named, write_text
 from ..domains.base import Domain
 from ..huggingface.card import TAG
 from ..huggingface.folder import CARD, write_folder
@@ -121,9 +121,10 @@ class Export(Task):
 
 @contextmanager
 def os_errors(folder: Path) -> Iterator[None]:
-    """Raise errors of safetensors that come from the operating system, such as a full disk, as OSError."""
+    """Name `folder` if the disk is full, and raise errors that safetensors gets from the system as OSError."""
     try:
-        yield
+        with full_disk_named(folder):
+            yield
     except SafetensorError as error:
         if number := re.search(r"\(os error (\d+)\)", str(error)):
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.progress import shown
+from ..core.whole_files import full_disk_named
 from ..core.words import plural
 from ..domains.base import Domain
 from ..domains.store import UNSCORED, Store
@@ -155,11 +156,12 @@ def draw_samples(
 def render_samples(domain: Domain, pieces: Sequence[Sequence[int]], folder: Path, name: str) -> list[Path]:
     """Write the decoded ids of each piece as `folder/name-0`, `name-1`, ..."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        path
-        for number, ids in enumerate(pieces)
-        for path in domain.render(domain.decode(ids), folder / f"{name}-{number}")
-    ]
+    with full_disk_named(folder):
+        return [
+            path
+            for number, ids in enumerate(pieces)
+            for path in domain.render(domain.decode(ids), folder / f"{name}-{number}")
+        ]
 
 
 def write_measures(

@@ -1,5 +1,6 @@
 """task=export: the exported files rebuild the same model."""
 
+import errno
 import os
 import re
 
@@ -27,6 +28,8 @@ def test_what_is_no_file_is_not_read(tmp_path, make):
 def test_weights_that_cannot_be_written_are_an_error_of_the_operating_system(tmp_path):
     with pytest.raises(FileNotFoundError, match=str(tmp_path)), os_errors(tmp_path):
         save_file({"weight": torch.zeros(1)}, tmp_path / "missing" / "model.safetensors")
+    with pytest.raises(OSError, match=str(tmp_path)), os_errors(tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(SafetensorError, match="damaged"), os_errors(tmp_path):
         raise SafetensorError("damaged")
 

@@ -1,6 +1,8 @@
 """task=generate: no piece takes the place of one that was drawn in another way."""
 
+import errno
 import io
+import os
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from bearings.domains.maestro import Maestro
 from bearings.reporting.sample_metrics import read_metrics
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.generate import Generate
+from bearings.tasks.generate import Generate, render_samples
 
 
 def test_what_is_drawn_in_another_way_has_another_name(tmp_path, monkeypatch):
@@ -154,3 +156,14 @@ def test_samples_of_an_unfinished_run_are_not_among_those_of_the_finished_one(tm
     run.write_manifest(finished="now")
     Generate(samples=1, tokens=8)(session)
     assert {path.name for path in (run.path / "samples").iterdir()} == names
+
+
+def test_a_full_disk_is_named_after_the_folder_of_samples(tmp_path):
+    class Full:
+        decode = staticmethod(list)
+
+        def render(self, item, stem):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=str(tmp_path / "samples")):
+        render_samples(Full(), [[1]], tmp_path / "samples", "sample")
