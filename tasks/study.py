@@ -52,7 +52,7 @@ class Study(Task):
         if given.study is None:
             raise UserError(f"study=null: give one of {', '.join(studies())}, or a folder with a study.yaml")
         if given.check and given.study != ALL:
-            raise ValueError("check=true: README's table covers all studies: add study=all")
+            raise ValueError("check=true: README's table covers all studies: add `study=all`")
         if given.study == ALL and not (given.report or given.check):
             raise UserError("study=all: set task.report=true or task.check=true as well, or name one study to train")
         self.study, self.jobs, self.seeds, self.limit = given.study, given.jobs, given.seeds, given.limit

@@ -152,7 +152,10 @@ def test_rows_that_ranks_cannot_share_are_one_line(run):
         (["data.length=33", "encoding.implementation=triton", "encoding=cope"], "only torch computes these scores"),
         (["data.length=33", "encoding.clock=medium"], "clock=medium"),
         (["data.length=33", "encoding=absolute_learned", "encoding.length=33"], "for a context of 36 tokens"),
-        (["data.length=33", "trainer.strategy=fsdp"], "it needs strategy=ddp and activation_checkpointing=false"),
+        (
+            ["data.length=33", "trainer.strategy=fsdp"],
+            "it needs trainer.strategy=ddp and trainer.activation_checkpointing=false",
+        ),
     ):
         status, _, error = run(*TASK, *shared, *wrong)
         assert status == 2

@@ -206,7 +206,7 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
         ),
         ([], "^study=null: give one of conversion, flip_flop, "),
         (["study=all"], "^study=all: set task.report=true"),
-        (["study=study", "task.check=true"], "^task.check=true: README's table covers all studies: add study=all"),
+        (["study=study", "task.check=true"], "^task.check=true: README's table covers all studies: add `study=all`"),
     ):
         with pytest.raises(UserError, match=message):
             command(*overrides)
