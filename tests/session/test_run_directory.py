@@ -1,6 +1,5 @@
 """A run's directory: one configuration, source and process; lost, damaged or changed files are reported."""
 
-import errno
 import io
 import os
 import re
@@ -22,7 +21,6 @@ from bearings.core.errors import UserError, explain_os_error
 from bearings.domains.records import Records
 from bearings.domains.tokenization import BPE
 from bearings.lightning_modules.callbacks import ProgressLine
-from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.configuration import build, resolve
 from bearings.session.models import read_checkpoint
 from bearings.session.run_choices import configuration_for
@@ -303,31 +301,6 @@ def test_metrics_that_are_deleted_while_the_run_trains_begin_anew(tmp_path, monk
     assert run.manifest["finished"]
 
 
-def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
-    (tmp_path / "metrics.csv").write_text("10,1.5\n20,1.4\n")
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(KeyError: 'step'\): delete it and rerun"):
-        MetricsCSV(tmp_path / "metrics.csv", ["train_nll"], 20, 20)
-    (tmp_path / "metrics.csv").write_text("step,train_nll,valid_nll\n10,1.5,,7\n")
-    with pytest.raises(UserError, match=r"metrics\.csv is damaged \(a row has more cells than"):
-        MetricsCSV(tmp_path / "metrics.csv", ["train_nll", "valid_nll"], 20, 20)
-
-
-def test_a_metric_that_a_resumed_run_no_longer_logs_is_kept(tmp_path):
-    path, rows = tmp_path / "metrics.csv", "step,train_nll,valid_nll,gone\r\n10,1.4,,3\r\n"
-    path.write_bytes(rows.encode())
-    logger = MetricsCSV(path, ["train_nll", "valid_nll"], 10, 0)
-    assert path.read_bytes() == rows.encode()
-    logger.log_metrics({"train_nll": 1.3}, 20)
-    assert path.read_text().splitlines()[-1] == "20,1.3,,"
-
-
-def test_a_row_of_metrics_that_a_full_disk_has_cut_off_is_dropped(tmp_path):
-    path, rows = tmp_path / "metrics.csv", "step,train_nll,valid_nll\r\n9,1.5,\r\n10,1.4,\r\n"
-    path.write_bytes(f"{rows}1".encode())  # of step 11
-    MetricsCSV(path, ["train_nll", "valid_nll"], 10, 0)
-    assert path.read_bytes() == rows.encode()
-
-
 def test_a_read_only_file_system_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     run = RunDirectory(tmp_path / "runs", {})
@@ -358,16 +331,6 @@ def test_tasks_that_write_to_a_run_ask_first(tmp_path, monkeypatch, name):
     task = build({"_target_": f"bearings.tasks.{name}.{name.capitalize()}"}, "task")
     with pytest.raises(UserError, match="results cannot be written"):
         task(SimpleNamespace(config={"run": str(tmp_path)}))
-
-
-def test_a_file_name_in_bytes_is_printed_as_text():
-    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"runs/events.out")
-    assert explain_os_error(error).startswith("runs/events.out: no such file or directory: if it was deleted, rerun")
-
-
-def test_a_copy_that_fills_the_disk_is_named_rather_than_its_original():
-    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "original", None, "copy")
-    assert explain_os_error(error).startswith("copy: the disk is full")
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
