@@ -13,6 +13,7 @@ from .stopping import STATUS
 MOST_FAULTS = 10  # maximum number of problems in one message
 MOST_SHOWN = 200  # maximum length of a value in a message
 LONGEST_LINE = 1500
+FULL = (errno.ENOSPC, errno.EDQUOT)  # no room for a file
 TEMPORARY = re.compile(r"(?<![^/])\.([^/]+)\.\w{8}(\.tmp)?(?![^/])")  # in a path, in place of NAME: .NAME.1a2b3c4d.tmp
 
 
@@ -95,7 +96,6 @@ def explain_os_error(error: OSError) -> str | None:
     }.get(error.errno or 0)
     if advice is None and error.filename and error.strerror:
         advice = f"{error.strerror[0].lower()}{error.strerror[1:]}: {elsewhere}"
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    named = error.filename2 if full and error.filename2 else error.filename  # the copy rather than the original
-    place = TEMPORARY.sub(r"\1", os.fsdecode(named or "writing failed"))
+    copied = error.errno in FULL and error.filename2  # the copy is what does not fit, not the original
+    place = TEMPORARY.sub(r"\1", os.fsdecode(copied or error.filename or "writing failed"))
     return advice and f"{place}: {advice}"

@@ -1,12 +1,13 @@
 """Writes files and folders completely or not at all, also with several processes at a time."""
 
-import errno
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from .errors import FULL
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+        if error.errno in FULL and error.filename is None:
             error.filename = str(path)
         raise
 

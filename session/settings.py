@@ -127,8 +127,7 @@ def register() -> None:
 def reads_of(task: str) -> tuple[str, ...] | None:
     """The keys that the class `task` reads in addition to its own, if it needs `nothing`; None for other tasks."""
     with suppress(Exception):  # a class of another package, or none
-        body = _class_body(task)
-        given = {ast.unparse(each.targets[0]): each.value for each in body if isinstance(each, ast.Assign)}
+        given = _assigned(task)
         if ast.literal_eval(given["needs"]) == "nothing":
             return ast.literal_eval(given["reads"])
     return None
@@ -138,10 +137,9 @@ def mechanism_of(encoding: str) -> str | None:
     """The mechanism in the `about` of the encoding `configs/encoding/NAME.yaml`; None if it is not written there."""
     with suppress(Exception):  # errors in a file are reported when it is chosen
         target = cast("Mapping", OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"))["_target_"]
-        for part in _class_body(target):
-            if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "about":
-                given = {keyword.arg: keyword.value for keyword in cast("ast.Call", part.value).keywords}
-                return ast.literal_eval(given["mechanism"])
+        about = cast("ast.Call", _assigned(target)["about"])
+        given = {keyword.arg: keyword.value for keyword in about.keywords}
+        return ast.literal_eval(given["mechanism"])
     return None
 
 
@@ -156,6 +154,11 @@ def _literal_defaults(target: str, given: Sequence[str]) -> dict[str, Any]:
                 value = ast.literal_eval(default)
                 found[argument.arg] = list(value) if isinstance(value, tuple) else value
     return {key: value for key, value in found.items() if key not in given}
+
+
+def _assigned(target: str) -> dict[str, ast.expr]:
+    """The values of the attributes of a class of this project, as expressions."""
+    return {ast.unparse(part.targets[0]): part.value for part in _class_body(target) if isinstance(part, ast.Assign)}
 
 
 def _class_body(target: str) -> list[ast.stmt]:
