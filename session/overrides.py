@@ -63,8 +63,8 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
 
     parser.error = refuse
     known, unknown = parser.parse_known_args(arguments)
-    modes = ("run", "multirun", "cfg", "info", "shell_completion")
-    if len(given := [f"--{mode}" for mode in modes if getattr(known, mode)]) > 1:
+    modes = ("run", "multirun", "cfg", "info", "shell-completion")
+    if len(given := [f"--{mode}" for mode in modes if getattr(known, mode.replace("-", "_"))]) > 1:
         raise UserError(f"{' '.join(given)}: these flags exclude each other: give one of them")
     if known.resolve and not (known.cfg or known.help):
         refuse("--resolve: it needs --cfg job")
