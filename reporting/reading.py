@@ -1,6 +1,5 @@
 """Reads the runs in given folders."""
 
-import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -20,7 +19,7 @@ from ..domains.records import Records
 from ..session.configuration import refuse_problems
 from ..session.identity import identity
 from ..session.item_files import read_items
-from ..session.run_directory import RunDirectory, leaves
+from ..session.run_directory import RUN_NAME, RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference
 from .finished import RATE, Listed, Run
@@ -34,7 +33,6 @@ from .sample_metrics import read_metrics
 from .study import MISSING, REFUSED, Study, Trouble
 from .study_list import LIST, read_list
 
-RUN_NAME = re.compile(r".*-[0-9a-f]{8}-s\d+")
 TOGETHER = 100  # runs; fewer are read sooner than a process for them starts
 
 

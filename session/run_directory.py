@@ -28,7 +28,7 @@ from .run_config import GROUPS, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import refuse_untrusted
 
-SEEDED = re.compile(r"(.+-[0-9a-f]{8})-s\d+")  # the name of a run
+RUN_NAME = re.compile(r"(.+-[0-9a-f]{8})-s\d+")
 # Settings that are files on the machine that made the run, by group.
 PLACES = {"domain": ("path", "bed", "tokenizer_path"), "model": ("pretrained",)}
 
@@ -152,11 +152,11 @@ class RunDirectory:
 
     def other_seeds(self, split: str) -> list[Path]:
         """Records of `split` for every seed of this configuration, including this run's, but not copies of runs."""
-        named = SEEDED.fullmatch(self.path.name)
+        named = RUN_NAME.fullmatch(self.path.name)
         if not named:
             return [file for file in [self.records(split)] if file.is_file()]
         files = self.path.parent.glob(f"{named[1]}-s*/nll/{split}.npz")
-        return sorted(file for file in files if SEEDED.fullmatch(file.parent.parent.name) and file.is_file())
+        return sorted(file for file in files if RUN_NAME.fullmatch(file.parent.parent.name) and file.is_file())
 
     @property
     def manifest(self) -> dict:
