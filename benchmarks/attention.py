@@ -23,7 +23,7 @@ from ..kernels.attention.rope import rotate
 from ..kernels.documents import Documents
 from .attention_contenders import BASE, CONTENDERS, DECODERS, Inputs, make_inputs
 from .plot import plot
-from .sweep import BASELINE, print_failure, sweep, sweep_arguments
+from .sweep import BASELINE, aligned, print_failure, sweep, sweep_arguments
 
 SLOW = 40.0  # milliseconds; slower contenders are timed in one round only
 
@@ -157,7 +157,7 @@ def show(rows: list[dict]) -> None:
     columns += ("saved_mib", "peak_mib", "error")
     print(f"{'':41}" + "".join(f"{column:>15}" for column in columns) + "  repeatable")
     for row in rows:
-        figures = "".join(f"{row[c]:15.3g}" if c in row else f"{'':15}" for c in columns)
+        figures = aligned(row, columns, 15)
         print(f"{row['length']:6} {row['head_dim']:4} {row['name']:29.29} {figures}  {row['repeatable']}", flush=True)
 
 

@@ -7,7 +7,6 @@ scoring windows of the run. For runs on chorales, it also gives the share of 16t
 the bass, by position in the piece, in the test split and in pieces sampled from the start token.
 """
 
-import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from ..session.run_choices import on_one_device
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
 from ..tasks.evaluate import score
-from .record import add_commit, source, write_rows
+from .record import parser_of, source, write_rows
 
 FIRST_TARGETS = 64
 STEPS, BIN = 256, 32  # 16th notes per piece that are counted, and per share
@@ -93,14 +92,12 @@ def chorales(session: Session, model: Transformer, store: Store, samples: int, s
 
 def main() -> None:
     """Measure each run, print its rows, and update the CSV after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run directories created by task=train")
     parser.add_argument("--stores", help="folder of token stores, if it differs from that of the runs")
     parser.add_argument("--samples", type=int, default=64, help="pieces per setting")
     parser.add_argument("--settings", nargs="*", default=list(SAMPLING), metavar="TEMPERATURE:TOP_P")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
-    parser.add_argument("--out", type=Path, required=True)
-    add_commit(parser)
     arguments = parser.parse_args()
     rows: list[dict] = []
     for path in arguments.runs:

@@ -17,7 +17,7 @@ import triton.language as tl
 from ..kernels.attention import bias, flash
 from ..kernels.attention.distance import distance_attention
 from . import attention, attention_contenders
-from .sweep import BASELINE, print_failure
+from .sweep import BASELINE, parsed_on_gpu, print_failure
 
 # Block sizes by kernel: queries, keys, warps, stages. The table's gradient has square blocks.
 SIZES = {
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--table", choices=["table", "short"], default="table")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--indirect", action="store_true", help="load tiles of biases through shared memory (tl.load)")
-    given = parser.parse_args()
+    given = parsed_on_gpu(parser)
     if given.indirect:
         bias.DIRECT = tl.constexpr(False)  # before any kernel is compiled
     inputs = attention_contenders.make_inputs(given.length, given.head_dim)

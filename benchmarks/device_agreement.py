@@ -19,7 +19,7 @@ from ..domains.records import Records
 from ..session.overrides import as_setting, choices_of
 from ..session.run_directory import RunDirectory
 from ..studying.jobs import MAIN
-from .record import add_commit, source, write_rows
+from .record import parser_of, source, write_rows
 
 
 def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namespace) -> dict:
@@ -49,14 +49,12 @@ def train(encoding: str, seed: int, accelerator: str, arguments: argparse.Namesp
 
 def main() -> None:
     """Train the grid on both accelerators at the same time, and update the CSV after each run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--encodings", nargs="+", default=choices_of("encoding"))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--jobs", nargs="+", default=["cpu=1", "gpu=1"], help="concurrent processes per accelerator")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads per process")
     parser.add_argument("--runs", default="runs/agreement")
-    parser.add_argument("--out", type=Path, required=True)
-    add_commit(parser)
     parser.add_argument("overrides", nargs="*", help="additional key=value settings for every run")
     arguments = parser.parse_args()
     rows: list[dict] = []

@@ -27,7 +27,7 @@ from ..session.overrides import choices_of
 from ..session.settings import CONFIGS
 from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS
-from .sweep import allow_recompiling, print_failure, sweep, sweep_arguments
+from .sweep import aligned, allow_recompiling, print_failure, sweep, sweep_arguments
 
 ROPE = "rope"
 HEADS, WIDTH = 16, 1024
@@ -140,8 +140,7 @@ def show(rows: list[dict]) -> None:
     columns += ("saved_mib", "peak_mib")
     print(f"{'':30}" + "".join(f"{column:>15}" for column in columns))
     for row in rows:
-        figures = "".join(f"{row[c]:15.3g}" if c in row else f"{'':15}" for c in columns)
-        print(f"{row['length']:6} {row['head_dim']:4} {row['encoding']:18.18} {figures}", flush=True)
+        print(f"{row['length']:6} {row['head_dim']:4} {row['encoding']:18.18} {aligned(row, columns, 15)}", flush=True)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ gradient. Packages that are not installed are skipped, and so are contenders tha
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ from torch import Tensor
 from .attention import graphed, time_alternating
 from .layer_parts import LOW, OURS, PARTS, Function, Part, tokens_of
 from .path import distance, peak
-from .record import add_commit, write_rows
-from .sweep import allow_recompiling, made_by, print_failure
+from .record import parser_of, write_rows
+from .sweep import aligned, allow_recompiling, made_by, parsed_on_gpu, print_failure
 from .training import SIZES
 
 
@@ -127,23 +126,18 @@ def show(rows: list[dict]) -> None:
     """Print a short table."""
     columns = ("forward_ms", "forward_ratio", "training_ms", "training_ratio", "peak_mib", "error", "error_gradients")
     for row in rows:
-        figures = "".join(f"{row[c]:10.3g}" if c in row else f"{'':10}" for c in columns)
+        figures = aligned(row, columns, 10)
         marks = "launched " * (not row["replayed"]) + "not repeatable" * (not row.get("repeatable", True))
         print(f"{row['size']:5} {row['part'][:23]:23} {row['name'][:26]:26}{figures} {marks}", flush=True)
 
 
 def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["124M", "1.3B"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds in which contenders take turns")
-    parser.add_argument("--out", type=Path, required=True)
-    add_commit(parser)
-    arguments = parser.parse_args(given)
-    if not torch.cuda.is_available():
-        parser.error("no CUDA GPU is visible; this benchmark needs one")
-    return arguments
+    return parsed_on_gpu(parser, given)
 
 
 def main() -> None:
@@ -151,11 +145,11 @@ def main() -> None:
     arguments = parsed()
     torch.set_float32_matmul_precision("high")
     allow_recompiling()
-    rows: list[dict] = []
+    rows, origin = list[dict](), made_by(arguments.commit)
     for size in arguments.sizes:
         for part in arguments.parts:
             new = measure(part, size, arguments.rounds)
-            rows += [row | made_by(arguments.commit) for row in new]
+            rows += [row | origin for row in new]
             write_rows(arguments.out, rows)
             show(new)
             torch.cuda.empty_cache()

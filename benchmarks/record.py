@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: the commit of the measured source, and atomic writing of rows."""
+"""Shared by all benchmarks: the command line, the commit of the measured source, and atomic writing of rows."""
 
 import argparse
 import csv
@@ -9,9 +9,12 @@ from ..core.whole_files import written_whole
 from ..session.provenance import git_state
 
 
-def add_commit(parser: argparse.ArgumentParser) -> None:
-    """Add the option whose value `source` takes."""
+def parser_of(doc: str | None, out: Path | None = None) -> argparse.ArgumentParser:
+    """A parser with the options `--out`, which is required unless `out` is its default, and `--commit` for `source`."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=out, required=out is None)
     parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")
+    return parser
 
 
 def source(given: str | None = None, state: Mapping[str, str | None] | None = None) -> str:

@@ -29,7 +29,7 @@ from ..lightning_modules.data_module import IGNORED, StepBatches
 from ..lightning_modules.fitting import FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
 from ..lightning_modules.trainer import TrainerSettings
-from .record import add_commit, source, write_rows
+from .record import parser_of, source, write_rows
 from .training import Size, ours
 
 
@@ -102,7 +102,7 @@ def launch(arguments: argparse.Namespace, devices: int, strategy: str) -> dict:
 
 def main() -> None:
     """Measure every number of devices with every strategy, and update the CSV after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--devices", nargs="+", type=int, default=[1, 2, 4], help="numbers of GPUs; the first is the baseline"
     )
@@ -112,8 +112,6 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--warm", type=int, default=15, help="steps before the measurement")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--out", type=Path, required=True)
-    add_commit(parser)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -8,7 +8,6 @@ used. Head dimensions are the largest that each entry in the tables of tile size
 memory as bfloat16.
 """
 
-import argparse
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +31,7 @@ from ..kernels.path.decode import decode_token
 from ..kernels.path.direction import path_directions
 from ..kernels.path.flash import path_flash_attention
 from .absent_gpu import SHARED_MEMORY, absent_gpu
-from .record import add_commit, source, write_rows
+from .record import parser_of, source, write_rows
 
 HEADS = 4
 DTYPES = (torch.bfloat16, torch.float32)
@@ -196,12 +195,10 @@ def without_repetitions(rows: Iterable[dict]) -> list[dict]:
 
 def main() -> None:
     """Compile everything in parallel, and write the CSV after every case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, Path("shared_memory.csv"))
     parser.add_argument("--capabilities", nargs="+", choices=[*SHARED_MEMORY], default=[*SHARED_MEMORY])
     parser.add_argument("--only", default="", help="part of the names of the operators to compile")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes; default: one per core")
-    parser.add_argument("--out", type=Path, default=Path("shared_memory.csv"))
-    add_commit(parser)
     arguments = parser.parse_args()
     commit = source(arguments.commit)
     tasks = [(capability, case) for capability in arguments.capabilities for case in cases()]

@@ -1,14 +1,15 @@
 """A sweep over lengths and head dimensions, with one CSV row per contender that includes device and versions."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 
 from ..core.errors import one_line
-from .record import add_commit, source, write_rows
+from .record import parser_of, source, write_rows
 
 BASELINE = "RoPE, compiled + cuDNN"  # all ratios are relative to it; it runs in every sweep
 
@@ -27,7 +28,7 @@ def sweep_arguments(
     doc: str | None, contenders: Iterable[str], head_dims: list[int], out: Path, lengths: Sequence[int] = LENGTHS
 ) -> argparse.Namespace:
     """Parse the command line of a benchmark."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(doc, out)
     parser.add_argument("--lengths", nargs="+", type=int, default=lengths)
     parser.add_argument("--head-dims", nargs="+", type=int, default=head_dims)
     parser.add_argument(
@@ -39,14 +40,25 @@ def sweep_arguments(
         help=f"contenders to run, out of {', '.join(contenders)}; the baseline always runs",
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds in which contenders take turns")
-    parser.add_argument("--out", type=Path, default=out)
-    add_commit(parser)
-    return parser.parse_args()
+    return parsed_on_gpu(parser)
+
+
+def parsed_on_gpu(parser: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line `given`, by default that of this process. Ends it with a message if there is no GPU."""
+    arguments = parser.parse_args(given)
+    if not torch.cuda.is_available():
+        parser.error("no CUDA GPU is visible; this benchmark needs one")
+    return arguments
 
 
 def print_failure(what: str, error: Exception) -> None:
     """One line about a contender that cannot be measured, for example because memory is too small."""
     print(f"{what}: {type(error).__name__}: {one_line(error)}", flush=True)
+
+
+def aligned(row: Mapping[str, Any], columns: Sequence[str], width: int) -> str:
+    """The numbers of a row as text of `width` characters each; spaces for columns that it lacks."""
+    return "".join(f"{row[column]:{width}.3g}" if column in row else " " * width for column in columns)
 
 
 def made_by(commit: str | None) -> dict[str, object]:

@@ -37,8 +37,8 @@ from ..session.configuration import resolve
 from ..session.models import build_transformer
 from ..session.overrides import choices_of
 from ..session.settings import CONFIGS
-from .record import add_commit, source, write_rows
-from .sweep import allow_recompiling
+from .record import parser_of, source, write_rows
+from .sweep import allow_recompiling, parsed_on_gpu
 
 WAYS = ("launched", "graph", "deterministic")
 ENCODINGS = ["rope", *(name for name in choices_of("encoding") if name not in ("rope", "pattern"))]
@@ -346,7 +346,7 @@ def measure(
 
 def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--encodings", nargs="*", default=ENCODINGS, help="names, or a name and settings in quotation marks"
     )
@@ -362,12 +362,7 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--uncompiled", action="store_true", help="do not compile this project's models")
     parser.add_argument("--rounds", type=int, default=7, help="turns per contender")
     parser.add_argument("--steps", type=int, default=5, help="steps per turn")
-    parser.add_argument("--out", type=Path, required=True)
-    add_commit(parser)
-    arguments = parser.parse_args(given)
-    if not torch.cuda.is_available():
-        parser.error("no CUDA GPU is visible; this benchmark needs one")
-    return arguments
+    return parsed_on_gpu(parser, given)
 
 
 def main() -> None:

@@ -1,10 +1,23 @@
 """Benchmark records: rows name their source commit, and a killed benchmark keeps its earlier rows."""
 
 import csv
+import sys
 
 import pytest
+import torch
 
-from bearings.benchmarks import counters, record
+from bearings.benchmarks import (
+    attention,
+    bias,
+    counters,
+    encodings,
+    kernels,
+    launching,
+    layers,
+    path,
+    record,
+    training,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +75,16 @@ def test_counters_are_parsed_from_nsight_compute_output():
         "dram_tb_per_s": pytest.approx(1.61, abs=1e-3),
         "registers": 128.0,
     }
+
+
+@pytest.mark.parametrize(
+    "module", [attention, bias, counters, encodings, kernels, launching, layers, path, training]
+)
+def test_without_a_gpu_a_benchmark_ends_with_a_message(module, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(counters.shutil, "which", lambda program: program)
+    needed = ["--out", "rows.csv"] if module in (layers, training) else []
+    monkeypatch.setattr(sys, "argv", ["benchmark", *needed])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert capsys.readouterr().err.endswith("error: no CUDA GPU is visible; this benchmark needs one\n")
