@@ -27,6 +27,7 @@ from ..session.overrides import choices_of
 from ..session.settings import CONFIGS
 from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS
+from .path import peak
 from .sweep import aligned, allow_recompiling, print_failure, sweep, sweep_arguments
 
 ROPE = "rope"
@@ -98,15 +99,12 @@ class Layer:
 
 def weigh(layer: Layer) -> dict[str, float]:
     """Memory of one training pass: saved for the backward pass, and the peak."""
-    layer.train()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
+    peak_mib = peak(layer.train)
     before = torch.cuda.memory_allocated()
-    out = layer.forward()
+    out = layer.forward()  # holds what is saved
     saved = torch.cuda.memory_allocated() - before
     del out
-    layer.train()
-    return {"saved_mib": saved / 2**20, "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20}
+    return {"saved_mib": saved / 2**20, "peak_mib": peak_mib}
 
 
 def graphs_of(layer: Layer) -> dict[str, Callable[[], None]]:

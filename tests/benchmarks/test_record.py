@@ -77,9 +77,7 @@ def test_counters_are_parsed_from_nsight_compute_output():
     }
 
 
-@pytest.mark.parametrize(
-    "module", [attention, bias, counters, encodings, kernels, launching, layers, path, training]
-)
+@pytest.mark.parametrize("module", [attention, bias, counters, encodings, kernels, launching, layers, path, training])
 def test_without_a_gpu_a_benchmark_ends_with_a_message(module, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(counters.shutil, "which", lambda program: program)
