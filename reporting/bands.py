@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from .attention import one_legend
 from .contestant import Contestant
-from .drawing import Plot, axis_of_lengths, styled, wrapped, write_plot
+from .drawing import Plot, axis_of_lengths, draw_over_seeds, styled, wrapped, write_plot
 from .mechanism_files import mechanism_of
 from .mechanisms import SOURCE
 from .study import Comparison
@@ -29,15 +29,13 @@ def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path)
     figure = Figure(figsize=(9.6, 4.4), layout="constrained")
     panels, rows = figure.subplots(1, 2, sharey=True, sharex=True), []
     for label, (seeds, places) in found.items():
-        style, at = styles[label], [np.sqrt(low * high) for low, high in places]
+        at = [np.sqrt(low * high) for low, high in places]
         for axes, measured in zip(panels, TITLES, strict=True):
             values = np.array([[seed[place][measured] for place in places] for seed in seeds])
-            axes.plot(at, values.mean(0), label=wrapped(label), **style)
-            axes.fill_between(at, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
-            for place, each in zip(places, values.T, strict=True):
+            drawn = draw_over_seeds(axes, at, values, wrapped(label), styles[label])
+            for place, figures in zip(places, drawn, strict=True):
                 row = {"quantity": measured, "model": label, "low": place[0], "high": place[1]}
-                row |= {"elements": int(seeds[0][place]["elements"]), "mean": float(each.mean())}
-                rows.append({**row, "least": float(each.min()), "most": float(each.max()), "seeds": len(seeds)})
+                rows.append({**row, "elements": int(seeds[0][place]["elements"]), **figures})
     trained = sorted(comparison.values("data.length"))
     for axes, title in zip(panels, TITLES.values(), strict=True):
         axis_of_lengths(axes, trained, base=4, above=-10)

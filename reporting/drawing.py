@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -70,6 +71,14 @@ class Plot:
     title: str
     caption: str
 
+    @property
+    def svg(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".svg")
+
+    @property
+    def csv(self) -> Path:
+        return self.stem.with_name(self.stem.name + ".csv")
+
 
 def literal(text: str) -> str:
     """`text` as a label that Matplotlib shows unchanged: dollar signs would begin a formula."""
@@ -100,6 +109,15 @@ def rows_of_names(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(False, axis="y")
 
 
+def draw_over_seeds(axes: Axes, at: Sequence[float], values: np.ndarray, label: str, style: Mapping) -> list[Row]:
+    """Draw the mean over seeds of `values [S, N]`, and a band from the lowest to the highest. Returns the numbers."""
+    mean, least, most = values.mean(0), values.min(0), values.max(0)
+    axes.plot(at, mean, label=label, **style)
+    axes.fill_between(at, least, most, color=style["color"], alpha=0.15, linewidth=0)
+    figures = zip(mean.tolist(), least.tolist(), most.tolist(), strict=True)
+    return [{"mean": one, "least": low, "most": high, "seeds": len(values)} for one, low, high in figures]
+
+
 def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:
     """A legend above the plot, of as many columns as fit."""
     longest = max(len(line) for label in named for line in label.splitlines())
@@ -112,9 +130,10 @@ def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, capt
     if (layout := figure.get_layout_engine()) is not None:
         layout.execute(figure)  # with the renderer of bitmaps, because that of SVG measures texts slowly
         figure.set_layout_engine("none")
-    write_svg(figure, stem.with_name(stem.name + ".svg"))
-    write_csv(stem.with_name(stem.name + ".csv"), rows)
-    return Plot(stem, title, caption)
+    plot = Plot(stem, title, caption)
+    write_svg(figure, plot.svg)
+    write_csv(plot.csv, rows)
+    return plot
 
 
 def write_svg(figure: Figure, path: Path) -> None:

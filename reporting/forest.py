@@ -14,7 +14,11 @@ from .scores import Score
 from .tables import Row
 
 MANY = 8  # more rows are drawn closer together
-BASES = ("both", "seeds", "clusters")  # of intervals
+LINES = {  # of the intervals, by what they cover: name, height above the middle of the row, and style
+    "both": ("seeds and clusters", 0.0, {"color": BLUE, "linewidth": 4}),
+    "seeds": ("seeds", 0.2, {"color": VERMILION, "linewidth": 1.6, "linestyle": "--"}),
+    "clusters": ("clusters", -0.2, {"color": GREEN, "linewidth": 1.6}),
+}
 
 
 def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
@@ -29,7 +33,7 @@ def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
         place = f"{score.place}: " if percent and len(places) > 1 else ""
         row: Row = {"model": place + score.contestant.label, "against": against.label}
         row |= {"difference": scale * difference.value, "margin": scale * difference.margin}
-        for basis in BASES:
+        for basis in LINES:
             pair = getattr(difference, basis)
             row[basis] = pair and (scale * pair[0], scale * pair[1])
         rows.append(row)
@@ -81,7 +85,7 @@ def forest_plot(
 def _caption(rows: Sequence[Row], edge: float) -> str:
     """What `draw_forest` draws for `rows`."""
     inside = [row for row in rows if reach(row) <= edge]
-    partial = any(row[basis] is None for row in inside for basis in BASES)
+    partial = any(row[basis] is None for row in inside for basis in LINES)
     missing = "; one that is missing had too few of them" if partial else ""
     arrows = " Arrows: values outside the axis, with their intervals." if len(inside) < len(rows) else ""
     return (
@@ -102,11 +106,7 @@ def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: flo
             text += "" if low is None else f"{gap}({low:+.3g} to {high:+.3g})"
             axes.text(1.01, at, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
             continue
-        for basis, lift, style in (
-            ("both", 0.0, {"color": BLUE, "linewidth": 4}),
-            ("seeds", 0.2, {"color": VERMILION, "linewidth": 1.6, "linestyle": "--"}),
-            ("clusters", -0.2, {"color": GREEN, "linewidth": 1.6}),
-        ):
+        for basis, (_, lift, style) in LINES.items():
             if row[basis]:
                 axes.plot(row[basis], [at + lift] * 2, solid_capstyle="butt", zorder=2, **style)
         axes.plot(row["difference"], at, "o", color=INK, zorder=3)
@@ -116,18 +116,14 @@ def draw_forest(axes: Axes, rows: Sequence[Row], names: Sequence[str], edge: flo
 
 def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:
     """Legend entries for the kinds of lines that `draw_forest` draws for `rows`."""
-    lines = {
-        "both": Line2D([], [], color=BLUE, linewidth=4, label="seeds and clusters"),
-        "seeds": Line2D([], [], color=VERMILION, linewidth=1.6, linestyle="--", label="seeds"),
-        "clusters": Line2D([], [], color=GREEN, linewidth=1.6, label="clusters"),
-    }
-    shown = [line for basis, line in lines.items() if any(row[basis] for row in rows)]
-    return [*shown, Patch(facecolor=TINT, label="margin of equivalence")]
+    shown = [(name, style) for basis, (name, _, style) in LINES.items() if any(row[basis] for row in rows)]
+    lines = [Line2D([], [], label=name, **style) for name, style in shown]
+    return [*lines, Patch(facecolor=TINT, label="margin of equivalence")]
 
 
 def reach(row: Row) -> float:
     """How far a row goes from 0."""
-    return max(abs(end) for key in ("difference", *BASES) for end in np.atleast_1d(row[key] or 0))
+    return max(abs(end) for key in ("difference", *LINES) for end in np.atleast_1d(row[key] or 0))
 
 
 def edge_of(rows: Sequence[Row]) -> float:

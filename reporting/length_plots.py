@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from .drawing import Plot, axis_of_lengths, styled, wrapped, write_plot
+from .drawing import Plot, axis_of_lengths, draw_over_seeds, styled, wrapped, write_plot
 from .legible import legible_lengths, which
 from .lengths import (
     PLAIN,
@@ -95,14 +95,10 @@ def _draw(
                 places = sorted(set.intersection(*map(set, curves)))
                 values = np.array([[curve[place] for place in places] for curve in curves])
                 at = [place[0] if isinstance(place, tuple) else place for place in places]
-                figures = values.mean(0), values.min(0), values.max(0)
-                axes.plot(at, figures[0], label=label, **style)
-                axes.fill_between(at, *figures[1:], color=style["color"], alpha=0.15, linewidth=0)
-                for place, mean, least, most in zip(at, *figures, strict=True):
+                for place, figures in zip(at, draw_over_seeds(axes, at, values, label, style), strict=True):
                     under = place if quantity == PANELS[0] else longest
                     row = {"model": model, "stretch": form, "quantity": quantity, "context": under, "tokens": place}
-                    row |= {"mean": float(mean), "least": float(least), "most": float(most), "seeds": len(seeds)}
-                    rows.append(row)
+                    rows.append(row | figures)
     return rows
 
 

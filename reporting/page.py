@@ -87,17 +87,13 @@ def _troubles_table(study: Study) -> Table:
     return Table("left-out", "Runs not in the tables", columns, [vars(each) for each in study.troubles], [])
 
 
-def _svg(plot: Plot) -> bytes:
-    return plot.stem.with_name(plot.stem.name + ".svg").read_bytes()
-
-
 def picture(plot: Plot) -> str:
     """The plot's SVG as a data URI."""
-    return data_uri(_svg(plot), "image/svg+xml")
+    return data_uri(plot.svg.read_bytes(), "image/svg+xml")
 
 
 def _is_wide(plot: Plot) -> bool:
-    found = re.search(rb'viewBox="0 0 ([\d.]+)', _svg(plot)[:2000])
+    found = re.search(rb'viewBox="0 0 ([\d.]+)', plot.svg.read_bytes()[:2000])
     return found is not None and float(found[1]) >= WIDE
 
 

@@ -56,7 +56,7 @@ def write_summary(folder: Path) -> Outcome:
         for name in PLOTS:
             (folder / name).unlink(missing_ok=True)
         for name, plot in drawn.items():
-            shutil.copy(plot.stem.with_name(plot.stem.name + ".svg"), folder / name)
+            shutil.copy(plot.svg, folder / name)
     write_csv(folder / "results.csv", _results(study))
     write_text(folder / "README.md", Page(folder, study, found, measured, outcome, drawn).markdown())
     return outcome
