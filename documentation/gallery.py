@@ -4,7 +4,6 @@ import base64
 from collections.abc import Iterator
 from html import escape
 
-from ..reporting.contestant import Contestant
 from ..reporting.reading import read_study
 from ..reporting.samples import Sample, samples_of
 from ..studying.catalogue import STUDIES, studies
@@ -47,14 +46,10 @@ def _cards(opened: Open, name: str) -> Iterator[str]:
     """The samples of a study's first comparison, one for each encoding."""
     seen = set()
     for contestant in read_study([STUDIES / name]).comparisons[0].contestants:
-        encoding = _encoding(contestant)
+        encoding = contestant.encoding
         if encoding not in seen and (samples := samples_of(contestant)):
             seen.add(encoding)
             yield _card(opened, f"{name}-{encoding}", documented()[encoding].about.name, samples[0])
-
-
-def _encoding(contestant: Contestant) -> str:
-    return next(iter(contestant.runs.values())).encoding
 
 
 def _card(opened: Open, stem: str, title: str, sample: Sample) -> str:

@@ -64,13 +64,8 @@ def _check(rows: Sequence[Row]) -> None:
 
 def names_of(comparison: Comparison) -> list[str]:
     """Names of the results of task=extrapolate with task.files."""
-    files = (
-        file.stem
-        for contestant in comparison.contestants
-        for run in contestant.runs.values()
-        for file in (run.path / "extrapolation").glob("*.csv")
-    )
-    return sorted({*files} - {"valid", *comparison.splits})
+    files = {file.stem for run in comparison.runs for file in (run.path / "extrapolation").glob("*.csv")}
+    return sorted(files - {"valid", *comparison.splits})
 
 
 def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:

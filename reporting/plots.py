@@ -76,8 +76,7 @@ def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder:
     """What encodings log about their parameters, such as the share of PoPE's delta that is frozen; None if nothing."""
     names = {
         name: name.replace("_", " ")
-        for contestant in comparison.contestants
-        for run in contestant.runs.values()
+        for run in comparison.runs
         for row in run.curve
         for name in row
         if not ORDINARY.fullmatch(name)

@@ -78,6 +78,11 @@ class Comparison:
         return self.contestants[0].any_run
 
     @property
+    def runs(self) -> list[Run]:
+        """The runs of all contestants, each contestant's by seed."""
+        return [each.runs[seed] for each in self.contestants for seed in sorted(each.runs)]
+
+    @property
     def labels(self) -> set[str]:
         """The labels of its contestants."""
         return {each.label for each in self.contestants}
@@ -99,8 +104,7 @@ class Comparison:
     @cached_property
     def listed(self) -> Mapping[Path | None, Listed]:
         """The entries of the studies that its runs belong to, by folder; None stands for runs of no study."""
-        runs = (run for contestant in self.contestants for run in contestant.runs.values())
-        return {run.listed.place: run.listed for run in runs}
+        return {run.listed.place: run.listed for run in self.runs}
 
     @property
     def studies(self) -> frozenset[Path | None]:
@@ -153,8 +157,7 @@ class Comparison:
     @property
     def devices(self) -> list[str]:
         """The devices its runs were trained on."""
-        runs = [run for contestant in self.contestants for run in contestant.runs.values()]
-        return sorted({device for run in runs for device in run.devices})
+        return sorted({device for run in self.runs for device in run.devices})
 
     @property
     def speeds_comparable(self) -> bool:
@@ -217,7 +220,7 @@ class Comparison:
 
     def missing(self) -> list[tuple[Contestant, int]]:
         """Seeds that a contestant lacks and others of the comparison have."""
-        seeds = sorted({seed for contestant in self.contestants for seed in contestant.runs})
+        seeds = sorted({run.seed for run in self.runs})
         return [(each, seed) for each in self.contestants for seed in seeds if seed not in each.runs]
 
 
@@ -239,12 +242,7 @@ class Study:
 
     @property
     def runs(self) -> list[Run]:
-        return [
-            contestant.runs[seed]
-            for comparison in self.comparisons
-            for contestant in comparison.contestants
-            for seed in sorted(contestant.runs)
-        ]
+        return [run for comparison in self.comparisons for run in comparison.runs]
 
     def manifests(self) -> dict[str, str]:
         """The text of every run's manifest.json, by the run's place, including runs that are not in the tables."""
