@@ -175,29 +175,33 @@ class RunDirectory:
         return found
 
     def write_manifest(self, **facts: Any) -> None:
-        """Add entries to manifest.json atomically. Raises UserError if it was deleted after training began."""
-        with self._manifest_locked():
-            self._write_facts({**self.manifest, **facts})
+        """Add entries to manifest.json. Raises UserError if it was deleted after training began."""
+        with self._changed_manifest() as manifest:
+            manifest |= facts
 
     def seal(self, *files: Path) -> None:
         """Record digests of `files` in the manifest, for `check_unchanged`."""
-        with self._manifest_locked():
+        with self._changed_manifest() as manifest:
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
-            self._write_facts({**self.manifest, "files": {**self.manifest.get("files", {}), **digests}})
+            manifest.setdefault("files", {}).update(digests)
 
     def unseal(self, file: Path) -> None:
         """Remove the digest of a file that is replaced next: an interruption then leaves no digest, not a wrong one."""
-        with self._manifest_locked():
-            manifest, name = self.manifest, str(file.relative_to(self.path))
-            left = {key: digest for key, digest in manifest.get("files", {}).items() if key != name}
-            self._write_facts({**manifest, "files": left})
+        with self._changed_manifest() as manifest:
+            manifest.setdefault("files", {}).pop(str(file.relative_to(self.path)), None)
 
-    def _write_facts(self, facts: Mapping) -> None:
-        if "store" not in facts:  # which `begin_session` has written
-            raise UserError(
-                f"{self.path / 'manifest.json'} was deleted: rerun the command that trained the run to write it again"
-            )
-        write_text(self.path / "manifest.json", manifest_text(facts))
+    @contextmanager
+    def _changed_manifest(self) -> Iterator[dict]:
+        """The manifest, which is written when the context ends; other processes wait until then."""
+        with self._manifest_locked():
+            manifest = self.manifest
+            yield manifest
+            if "store" not in manifest:  # which `begin_session` has written
+                raise UserError(
+                    f"{self.path / 'manifest.json'} was deleted: rerun the command that trained the run to write it "
+                    "again"
+                )
+            write_text(self.path / "manifest.json", manifest_text(manifest))
 
     def _manifest_locked(self) -> FileLock:
         if not self.path.is_dir():  # taking the lock would recreate a deleted directory
@@ -338,9 +342,8 @@ class RunDirectory:
     def note_score(self, split: str) -> None:
         """Record when `split` was scored again, and with which version of the code."""
         scored = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "code": code_state(self.config)}
-        with self._manifest_locked():
-            manifest = self.manifest
-            self._write_facts({**manifest, "scored": {**manifest.get("scored", {}), split: scored}})
+        with self._changed_manifest() as manifest:
+            manifest.setdefault("scored", {})[split] = scored
 
     def begin_session(self, store_manifest: Mapping, model: Mapping, session: Mapping) -> None:
         """Record the configuration, the data, the model and the new training session."""
@@ -350,11 +353,10 @@ class RunDirectory:
 
     def note_start(self, step: int) -> None:
         """Record that the last session trains from `step` on, and drop sessions whose steps are all repeated."""
-        with self._manifest_locked():
-            manifest = self.manifest
+        with self._changed_manifest() as manifest:
             *earlier, last = manifest["sessions"]
             kept = [each for each in earlier if each.get("from_step", 0) < step]
-            self._write_facts({**manifest, "sessions": [*kept, {**last, "from_step": step}]})
+            manifest["sessions"] = [*kept, {**last, "from_step": step}]
 
 
 def unseeded_digest(config: Mapping, *left_out: str) -> str:
