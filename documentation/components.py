@@ -2,23 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
-
-from omegaconf import OmegaConf
 
 from ..core.options import REQUIRED, Option, options_of
 from ..session.overrides import as_typed, choices_of
-from ..session.settings import CONFIGS, GIVEN, OWN, Settings, declared
+from ..session.settings import CONFIGS, GIVEN, OWN, Settings, declared, target_of
 from ..session.trust import located
 from .markdown import Open, table, write
 
 NEEDS = {"nothing": "no configuration", "configuration": "the configuration of a run", "run": "`run=DIRECTORY`"}
-
-
-def target_of(group: str, name: str) -> str:
-    """The class that `configs/GROUP/NAME.yaml` names."""
-    block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
-    return block.get("_target_") or block[group]["_target_"]
 
 
 def option_table(group: str, options: Mapping[str, Option]) -> str:

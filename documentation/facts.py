@@ -18,8 +18,7 @@ from ..encodings.families.inputs import InputEncoding
 from ..encodings.pattern import PATTERNS, LayerPattern
 from ..session.configuration import build
 from ..session.overrides import choices_of
-from ..session.settings import CONFIGS, declared
-from .components import target_of
+from ..session.settings import CONFIGS, declared, target_of
 
 SIZE: dict[str, Any] = {"width": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
 SIZE_TEXT = f"{SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..session.overrides import choices_of
-from .components import target_of
+from ..session.settings import target_of
 
 STUB = Path(__file__).parent.parent / "encodings" / "__init__.pyi"
 HEADER = """\

@@ -13,7 +13,7 @@ from ..core.errors import UserError, nearest_key, several, shortened, suggestion
 from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
 from .overrides import choices_of, key_of, refuse_hidden_choices
 from .pretrained import start_from_pretrained
-from .settings import CONFIGS, GIVEN, Settings, declared, options_for
+from .settings import CONFIGS, GIVEN, Settings, declared, options_for, target_of
 from .trust import KINDS, GoneError, located
 
 NAMED = ("domain", "encoding", "model")  # groups whose file names are part of a run's path
@@ -57,8 +57,7 @@ def _option_problems(given: Any) -> Iterator[str]:
         if name not in allowed:
             yield f"encodings.{name}: unknown encoding; {suggestions(name, allowed)}"
             continue
-        target = cast("DictConfig", OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))["_target_"]
-        for problem in _problems("encoding", {**options, "_target_": target}):
+        for problem in _problems("encoding", {**options, "_target_": target_of("encoding", name)}):
             yield problem.replace("encoding", f"encodings.{name}", 1).replace(" encoding.", f" encodings.{name}.")
 
 

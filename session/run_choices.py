@@ -1,10 +1,8 @@
 """The configuration for using an existing run: its own, with the task of a command or the device of this machine."""
 
 from collections.abc import Container, Mapping, Sequence
-from typing import cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
 
 from ..core.errors import UserError
 from ..core.options import as_path
@@ -14,7 +12,7 @@ from .identity import INCIDENTAL, identity, portable
 from .overrides import as_typed, choices_of, key_of
 from .run_config import read_config
 from .run_directory import RunDirectory, leaves
-from .settings import CONFIGS
+from .settings import target_of
 from .trust import located
 
 SEVERAL = ("devices", "nodes", "context_parallel")
@@ -82,11 +80,11 @@ def choices_of_run(arguments: Sequence[str]) -> list[str]:
     Hydra then knows the keys of these files. Problems with the run or the task are reported later.
     """
     given = {key_of(each): each.partition("=")[2] for each in arguments if "=" in each}
-    task = CONFIGS / "task" / f"{given.get('task')}.yaml"
-    if "run" not in given or "experiment" in given or not task.exists():
+    task = given.get("task", "")
+    if "run" not in given or "experiment" in given or task not in choices_of("task"):
         return []
     try:
-        if located(cast("DictConfig", OmegaConf.load(task))["_target_"], "task").needs != "run":
+        if located(target_of("task", task), "task").needs != "run":
             return []
         run = OverridesParser.create().parse_override(f"run={given['run']}").value()
         names = read_config(as_path(str(run)) / "config.yaml")["names"]

@@ -2,7 +2,7 @@
 
 import ast
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -65,6 +65,12 @@ OWN = {
 }
 
 
+def target_of(group: str, name: str) -> str:
+    """The class that `configs/GROUP/NAME.yaml` names."""
+    block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    return block.get("_target_") or block[group]["_target_"]
+
+
 def options_for(target: Any, group: str) -> type[Options] | None:
     """The options of a class of this project, `bearings.FOLDER.options.CLASSOptions`; None if it has none.
 
@@ -117,8 +123,7 @@ def register() -> None:
     for group in CHOSEN:
         for file in (CONFIGS / group).glob("*.yaml"):
             with suppress(Exception):  # errors in a file are reported when it is chosen
-                block: Any = OmegaConf.load(file)
-                target = block.get("_target_") or block[group]["_target_"]
+                target = target_of(group, file.stem)
                 options = options_for(target, group)
                 known = defaults_of(options) if options else _literal_defaults(target, GIVEN.get(group, ()))
                 store.store(file.stem, known, group=f"options/{group}")
@@ -136,8 +141,7 @@ def reads_of(task: str) -> tuple[str, ...] | None:
 def mechanism_of(encoding: str) -> str | None:
     """The mechanism in the `about` of the encoding `configs/encoding/NAME.yaml`; None if it is not written there."""
     with suppress(Exception):  # errors in a file are reported when it is chosen
-        target = cast("Mapping", OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"))["_target_"]
-        about = cast("ast.Call", _assigned(target)["about"])
+        about = cast("ast.Call", _assigned(target_of("encoding", encoding))["about"])
         given = {keyword.arg: keyword.value for keyword in about.keywords}
         return ast.literal_eval(given["mechanism"])
     return None

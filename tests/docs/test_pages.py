@@ -17,11 +17,11 @@ from bearings.core.about import MECHANISMS
 from bearings.core.options import options_of
 from bearings.documentation import encodings, facts, gallery, graph, pictures
 from bearings.documentation.api import public
-from bearings.documentation.components import target_of, write_components
+from bearings.documentation.components import write_components
 from bearings.documentation.markdown import paragraph
 from bearings.documentation.studies import PAGE_OF, overview, summarised, write_studies
 from bearings.session.overrides import choices_of
-from bearings.session.settings import GIVEN, OWN, Settings, declared
+from bearings.session.settings import GIVEN, OWN, Settings, declared, target_of
 from bearings.studying.catalogue import studies
 
 DOCS = REPOSITORY / "docs"
