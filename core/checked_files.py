@@ -66,18 +66,17 @@ def read_json(path: Path, limit: int = MOST_TEXT) -> Any:
         raise ValueError("its values are nested too deeply") from error
 
 
-def read_csv(path: Path, columns: Collection[str] = (), growing: bool = False) -> list[dict[str, str]]:
+def read_csv(path: Path, columns: Collection[str] = ()) -> list[dict[str, str]]:
     """The rows of a CSV file.
 
     Args:
         columns: names of required columns.
-        growing: another process may be appending to the file, so ignore an incomplete last line.
 
     Raises:
         ValueError: the file has more than MOST_ROWS rows or lacks one of `columns`, its header is not a list of
             distinct names, or a row has more or fewer cells than the header.
     """
-    names, rows = read_cells(path, columns, growing)
+    names, rows = read_cells(path, columns)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
@@ -87,8 +86,12 @@ def read_columns(path: Path, columns: Collection[str] = ()) -> dict[str, Sequenc
     return dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
 
 
-def read_cells(path: Path, columns: Collection[str] = (), growing: bool = False) -> tuple[list[str], list[list[str]]]:
-    """The names of the columns and the cells of each row of a CSV file. See `read_csv`."""
+def read_cells(path: Path, columns: Collection[str], growing: bool = False) -> tuple[list[str], list[list[str]]]:
+    """The names of the columns and the cells of each row of a CSV file. See `read_csv`.
+
+    Args:
+        growing: another process may be appending to the file, so ignore an incomplete last line.
+    """
     text = read_text(path)
     if growing:
         text = text[: text.rfind("\n") + 1]

@@ -1,7 +1,6 @@
 """Legends in a run's manifest."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,13 +10,8 @@ from .legends import Legend
 LEGENDS = TypeAdapter(dict[str, Legend])
 
 
-def as_facts(legends: Mapping[str, Legend]) -> dict[str, Any]:
-    """Legends in the form of a manifest's entry `portraits`."""
-    return {name: asdict(legend) for name, legend in legends.items()}
-
-
 def legends_of(manifest: Mapping[str, Any]) -> dict[str, Legend]:
-    """The legends in a manifest, by name. Raises ValueError if they are not in the form of `as_facts`."""
+    """The legends in a manifest, by name. Raises ValueError if they are not in that form."""
     try:
         return LEGENDS.validate_python(manifest.get("portraits", {}))
     except ValidationError as error:

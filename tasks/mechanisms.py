@@ -1,13 +1,13 @@
 """task=mechanisms run=DIRECTORY: measure where a model's attention goes, and what its encoding has learned."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.legend_records import as_facts
 from ..core.legends import Legend
 from ..core.progress import shown
 from ..domains.store import Store
@@ -82,7 +82,7 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
     written = {run.mechanisms / f"{name}.csv": rows for name, rows in files.items() if rows}
     for file, rows in written.items():
         write_csv(file, rows)
-    run.write_manifest(portraits=as_facts(legends))
+    run.write_manifest(portraits={name: asdict(legend) for name, legend in legends.items()})
     run.seal(*written)
     return [*written]
 

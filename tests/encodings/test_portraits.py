@@ -2,13 +2,14 @@
 
 import csv
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 from encodings_support import ENCODINGS
 from training_support import configured, go
 
-from bearings.core.legend_records import as_facts, legends_of
+from bearings.core.legend_records import legends_of
 from bearings.domains.indirect_indexing import IndirectIndexing
 from bearings.encodings.nope import NoPE
 from bearings.kernels.loss.cross_entropy import IGNORED
@@ -61,7 +62,8 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
             assert elements or each.values.shape[1] == tokens.numel()
             assert all(len(known) == each.values.shape[1] for known in (elements.facts.values() if elements else ()))
         legends = {name: each.legend for name, each in portrait.items()}
-        assert legends_of({"portraits": json.loads(json.dumps(as_facts(legends)))}) == legends
+        facts = {name: asdict(legend) for name, legend in legends.items()}
+        assert legends_of({"portraits": json.loads(json.dumps(facts))}) == legends
     assert not legends.keys() & {*SHARES, *NATS}
     # The hooks are gone, and the model computes what it did.
     assert not any(encoding._forward_hooks for encoding in model.encodings)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import zlib
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.console import Console
 
-from bearings.core.legend_records import as_facts
 from bearings.core.legends import Elements, Legend
 from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
@@ -104,7 +104,7 @@ def mechanisms(path, name, columns, rows, legend=None):
     write_rows(path / "mechanisms" / f"{name}.csv", columns, rows)
     if legend is not None:
         manifest = json.loads((path / "manifest.json").read_text())
-        manifest["portraits"] = manifest.get("portraits", {}) | as_facts({name: legend})
+        manifest["portraits"] = manifest.get("portraits", {}) | {name: asdict(legend)}
         (path / "manifest.json").write_text(json.dumps(manifest))
 
 
