@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -40,6 +40,8 @@ WORDS = {
     "object": "mapping",
     "null": "null",
 }
+# Pydantic's names of types, and those in messages.
+PLAIN = {"a valid boolean": "true or false", "a valid dictionary": "a mapping", "a valid string": "text"}
 SECTION = re.compile(r"(?:Args|Attributes):\n((?:    .*\n|\n)+)")
 ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", re.MULTILINE)
 
@@ -158,9 +160,11 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
         checked(value, kind)
     except ValidationError as error:
         shown, found = shortened(value), error.errors()
+        if isinstance(value, list | tuple) and (inside := [each for each in found if _in_list(each)]):
+            return [f"{name}={shown}: each value should be {_wanted(inside)}{_quoted(name, value, kind)}"]
         if any(each["type"] == "dict_type" for each in found):
             return [f"{name}={shown}: it should be a mapping, as {name}={{KEY:VALUE}}"]
-        if isinstance(value, Mapping) and _asks_for_list(found[0]):
+        if isinstance(value, Mapping) and found[0]["loc"] and _asks_for_list(found[0]):
             key = found[0]["loc"][0]
             return [f"{name}: {key}={shortened(value[key])} should be a list, as {name}={{{key}:[{value[key]}]}}"]
         if any(map(_asks_for_list, found)):
@@ -170,12 +174,31 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             ways = ways if isinstance(value, str | int | float) and not isinstance(value, bool) else {}
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={shown}: it should be a list{right}"]
-        if all(each["type"] in ("too_short", "string_too_short") for each in found):
-            fewest = max(each.get("ctx", {})["min_length"] for each in found)
-            return [f"{name}={shown}: it should {'not be empty' if fewest == 1 else f'have {fewest} values'}"]
-        wanted = " or ".join(dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in found))
-        return [f"{name}={shown}: it should be {wanted}"]
+        if all(each["type"] in ("too_short", "too_long", "string_too_short") for each in found):
+            count = max(each["ctx"].get("min_length", each["ctx"].get("max_length")) for each in found)
+            return [f"{name}={shown}: it should {'not be empty' if count == 1 else f'have {count} values'}"]
+        return [f"{name}={shown}: it should be {_wanted(found)}{_quoted(name, value, kind)}"]
     return []
+
+
+def _in_list(problem: Mapping) -> bool:
+    """Whether a pydantic error is about an element of a list."""
+    return any(isinstance(part, int) for part in problem["loc"])
+
+
+def _wanted(problems: Sequence[Mapping]) -> str:
+    """The types that pydantic errors ask for."""
+    asked = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in problems)
+    return " or ".join(PLAIN.get(each, each) for each in asked)
+
+
+def _quoted(name: str, value: Any, kind: Any) -> str:
+    """How to write a number, or a list with numbers, as the text that a type asks for; "" if that is not the remedy."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(part, str | int | float) and not isinstance(part, bool) for part in parts):
+        return ""
+    text = [*map(str, parts)] if isinstance(value, list | tuple) else str(value)
+    return "" if text == value or type_problem("", text, kind) else f', as "{name}={text!r}"'
 
 
 def _asks_for_list(problem: Mapping) -> bool:

@@ -93,7 +93,7 @@ class OptimizerOptions(Options):
     """
 
     learning_rate: Positive = 4e-3
-    betas: Annotated[Sequence[float], Field(min_length=2)] = (0.9, 0.95)
+    betas: Annotated[Sequence[float], Field(min_length=2, max_length=2)] = (0.9, 0.95)
     weight_decay: NonNegative = 0.01
     warmup_steps: Natural = 50
     schedule: Schedule = "cosine"
@@ -101,7 +101,7 @@ class OptimizerOptions(Options):
     clip: Positive | None = 1.0
 
     def check_together(self) -> None:
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={list(self.betas)}: give two numbers in [0, 1)")
 
 
@@ -201,13 +201,11 @@ class TrainerOptions(Options):
     def check_together(self) -> None:
         if self.wandb and importlib.util.find_spec("wandb") is None:
             raise ValueError("wandb=true: the package is not installed: pip install wandb, or use wandb=false")
-        stages = {
-            "anneal_steps": self.anneal_steps or 0,
-            "match_steps + distil_steps": (self.match_steps or 0) + (self.distil_steps or 0),
-        }
-        for name, steps in stages.items():
-            if steps > self.steps:
-                raise ValueError(f"steps={self.steps}: it must be at least {name}={steps}")
+        anneal, match, distil = (each or 0 for each in (self.anneal_steps, self.match_steps, self.distil_steps))
+        if anneal > self.steps:
+            raise ValueError(f"steps={self.steps}: it must be at least anneal_steps={anneal}")
+        if match + distil > self.steps:
+            raise ValueError(f"steps={self.steps}: it must be at least match_steps={match} plus distil_steps={distil}")
         if self.context_parallel > 1 and (self.strategy != "ddp" or self.activation_checkpointing):
             raise ValueError(
                 f"context_parallel={self.context_parallel}: it needs strategy=ddp and activation_checkpointing=false"

@@ -19,13 +19,15 @@ from ..core import launcher, stopping
 from ..core.errors import DivergedError, UserError, explain_os_error, nearest_key, one_line, suggestions
 from ..core.plain_yaml import fault_of
 from ..core.terminal import printable
-from .overrides import as_setting, choices_of
+from .overrides import as_setting, choices_of, key_of
 from .settings import CONFIGS
 
 NUMBERS = re.compile(r"[-+0-9.,eE\s]*")
 NO_MEMORY = re.compile("out of memory|can't allocate memory")
 # In messages of Hydra.
 UNKNOWN_KEY = re.compile("Could not override '([^'@]*)")
+NOT_MERGED = re.compile("Error merging override (.*)", re.DOTALL)
+NO_POSITION = re.compile(r"invalid literal for int\(\) with base 10: '(.*)'")
 AMBIGUOUS = re.compile("Ambiguous value for argument '(.*)'")
 
 
@@ -46,8 +48,15 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         )
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _no_such_file(str(error.missing_cfg_file), error.options)
+    settings = sys.argv[1:] if given is None else given
     if isinstance(error, ConfigCompositionException) and (found := UNKNOWN_KEY.search(str(error))):
-        return _unknown_key(found[1], sys.argv[1:] if given is None else given)
+        return _unknown_key(str(getattr(error.__cause__, "full_key", None) or found[1]), settings)
+    if isinstance(error, ConfigCompositionException) and (found := NOT_MERGED.fullmatch(str(error))):
+        kind = "list" if getattr(error.__cause__, "object_type", None) is list else "mapping"
+        return f"{found[1]}: it should be a {kind}"
+    if isinstance(error, ValueError) and (found := NO_POSITION.fullmatch(str(error))):
+        setting = next((each for each in settings if found[1] in key_of(each).split(".")), None)
+        return setting and f"{setting}: {found[1]} is not a position in a list: set the whole list"
     if isinstance(error, HydraException) and (found := AMBIGUOUS.search(str(error))):
         return _ambiguous(found[1])
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
