@@ -175,7 +175,8 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             right = next((f", as {way}" for way, given in ways.items() if not type_problem("", given, kind)), "")
             return [f"{name}={shown}: it should be a list{right}"]
         if all(each["type"] in ("too_short", "too_long", "string_too_short") for each in found):
-            count = max(each["ctx"].get("min_length", each["ctx"].get("max_length")) for each in found)
+            limits = [each.get("ctx", {}) for each in found]
+            count = max(limit.get("min_length") or limit["max_length"] for limit in limits)
             return [f"{name}={shown}: it should {'not be empty' if count == 1 else f'have {count} values'}"]
         return [f"{name}={shown}: it should be {_wanted(found)}{_quoted(name, value, kind)}"]
     return []
@@ -189,7 +190,7 @@ def _in_list(problem: Mapping) -> bool:
 def _wanted(problems: Sequence[Mapping]) -> str:
     """The types that pydantic errors ask for."""
     asked = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in problems)
-    return " or ".join(PLAIN.get(each, each) for each in asked)
+    return " or ".join(PLAIN.get(each) or each for each in asked)
 
 
 def _quoted(name: str, value: Any, kind: Any) -> str:

@@ -86,8 +86,9 @@ class Stretch:
                 raise ValueError("length=1: longrope divides by its logarithm; use a length of at least 2")
             if not self.long_factors:
                 raise ValueError("long_factors=[]: longrope needs one number per frequency of the model")
-            if not all(0 < factor < math.inf for factor in (*self.long_factors, *self.short_factors)):
-                raise ValueError("long_factors, short_factors: each number must be finite and above 0")
+            for name, factors in (("long_factors", self.long_factors), ("short_factors", self.short_factors)):
+                if wrong := [factor for factor in factors if not 0 < factor < math.inf]:
+                    raise ValueError(f"{name}: {wrong[0]} is not allowed; each number must be finite and above 0")
 
     @property
     def follows_length(self) -> bool:

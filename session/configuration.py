@@ -203,7 +203,7 @@ def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
         try:
             by(**{key: value for key, value in block.items() if key in options})
         except ValueError as error:
-            yield _with_group(error, group, options)
+            yield with_group(error, group, options)
 
 
 def _imports_torch(group: str, block: Any) -> bool:
@@ -243,9 +243,9 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
         # Sizes of an encoding are keys of the model.
         sizes = group == "encoding" and str(error).split("=")[0] in GIVEN["encoding"]
         owner, keys = ("model", GIVEN["encoding"]) if sizes else (group, arguments)
-        raise UserError(_with_group(error, owner, keys)) from error
+        raise UserError(with_group(error, owner, keys)) from error
 
 
-def _with_group(error: ValueError, group: str, keys: Collection[str]) -> str:
+def with_group(error: ValueError, group: str, keys: Collection[str]) -> str:
     """The message of a class, which names a key first, with `group` before each of its `keys` that has a value."""
     return f"{group}." + re.sub(rf"(?<=[ (])(?=(?:{'|'.join(keys)})=)", f"{group}.", str(error))

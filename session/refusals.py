@@ -16,13 +16,13 @@ PROBED = 100  # tokens to look for leaks in; not a multiple of the chunks that i
 
 
 def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transformer: Transformer) -> None:
-    """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share."""
+    """Raise UserError if `trainer.context_parallel` asks for rows that this model or its data cannot share.
+
+    Raises ValueError if `encoding.implementation` cannot be used.
+    """
     if settings.context_parallel == 1:
         return
-    try:
-        reason = unsupported(transformer, settings.device)
-    except ValueError as error:  # of a plan
-        raise UserError(f"encoding.{error}") from error
+    reason = unsupported(transformer, settings.device)
     if data.several_documents:
         two = "a data.length shorter than two examples"
         reason = f"a row can hold several documents: use data.packed=false, or {two}"

@@ -1,7 +1,8 @@
 """The domain, data, model and settings of a task, each built from the configuration when it is first used."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ..lightning_modules.outline import outlined
 from ..lightning_modules.trainer import TrainerSettings, precision_on
 from ..lightning_modules.transformer import Transformer
 from .command import Command
-from .configuration import build
+from .configuration import build, with_group
 from .conversion import check_start, check_vocabulary
 from .matching import matched
 from .models import build_transformer, read_checkpoint
@@ -62,7 +63,8 @@ class Session(Command):
         _ = self.evaluation
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
-        refuse_unshared_rows(self.settings, self.data, transformer)
+        with self._encoding_named():
+            refuse_unshared_rows(self.settings, self.data, transformer)
         self.plans(transformer)
         check_start(self.config, settings, transformer)
         if any(not type(encoding).__module__.startswith("bearings.") for encoding in transformer.encodings):
@@ -119,13 +121,19 @@ class Session(Command):
         if (size := self.settings.context_parallel) > 1:  # plan for the last chunk, which sees the most tokens
             length = ContextParallel(size).chunk(length)
             before = (2 * size - 1) * length
-        try:
+        with self._encoding_named():
             return [
                 encoding.plan(self.settings.device, dtype, length, self.data.several_documents, before)
                 for encoding in transformer.kinds
             ]
+
+    @contextmanager
+    def _encoding_named(self) -> Iterator[None]:
+        """Name the group of the keys in a message of the encoding."""
+        try:
+            yield
         except ValueError as error:
-            raise UserError(f"encoding.{error}") from error
+            raise UserError(with_group(error, "encoding", self.config["encoding"])) from error
 
     def attention(self, transformer: Transformer) -> str:
         """The implementations of attention, and why they are used."""
@@ -267,10 +275,8 @@ class Session(Command):
     def language_model(self, vocabulary: int) -> LanguageModel:
         optimizer, seed = build(self.config["optimizer"], "optimizer"), self.config["seed"]
         given = self.transformer(vocabulary), seed, self.settings.steps, self.settings.micro_batch
-        try:
+        with self._encoding_named():
             return LanguageModel(*given, **vars(optimizer))
-        except ValueError as error:
-            raise UserError(f"encoding.{error}") from error
 
     def model_in_place(self, vocabulary: int, training: bool) -> LanguageModel:
         """The untrained model on the settings' device.

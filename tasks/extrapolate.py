@@ -19,6 +19,7 @@ from ..lightning_modules.transformer import Transformer
 from ..reporting.lengths import PLAIN, form_of, lengths_table, read_lengths
 from ..reporting.naming import file_name
 from ..reporting.tables import Row, write_csv
+from ..session.configuration import with_group
 from ..session.item_files import refuse_unfinished
 from ..session.run_directory import RunDirectory
 from ..session.session import Session
@@ -107,8 +108,10 @@ class Extrapolate(Task):
             for form, context in todo:  # raises errors before hours of scoring
                 stretch_to(transformer, self._stretch(form, context, trained))
         except ValueError as error:
-            group = "task" if str(error).startswith(("long_", "short_", "first_")) else "encoding"
-            raise UserError(f"{group}.{error}, or task.stretches=[{PLAIN}]") from error
+            if str(error).startswith(("long_", "short_", "first_")):
+                raise UserError(f"task.{error}, or task.stretches=[{PLAIN}]") from error
+            named = with_group(error, "encoding", session.config["encoding"])
+            raise UserError(f"{named}, or task.stretches=[{PLAIN}]") from error
         given = session.settings.precision, session.evaluation.tokens_per_batch, session.domain.period
         with shown("scoring", len(todo), console=session.console) as report:
             for done, (form, context) in enumerate(todo):
