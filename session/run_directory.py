@@ -28,7 +28,7 @@ from .run_config import GROUPS, as_hashed, read_config, written
 from .run_files import refuse_strange_files
 from .trust import refuse_untrusted
 
-RUN_NAME = re.compile(r"(.+-[0-9a-f]{8})-s\d+")
+RUN_NAME = re.compile(r"([^.].*-[0-9a-f]{8})-s\d+")
 # Settings that are files on the machine that made the run, by group.
 PLACES = {"domain": ("path", "bed", "tokenizer_path"), "model": ("pretrained",)}
 

@@ -21,7 +21,7 @@ from ..session.identity import identity
 from ..session.item_files import read_items
 from ..session.manifest import manifest_text
 from ..session.run_config import written
-from ..session.run_directory import PLACES, RunDirectory, without_folders
+from ..session.run_directory import PLACES, RUN_NAME, RunDirectory, without_folders
 from .packing import others_in, study_lock
 
 MEASURED = ("extrapolation", "sample_metrics")  # folders of tables that are kept for every seed
@@ -133,7 +133,7 @@ def _is_copy(out: Path, run: RunDirectory) -> bool:
 
 
 def _copies(folder: Path, pattern: str, packed: Sequence[PackedPath], but: Sequence[Path]) -> list[AnyPath]:
-    """Kept copies below `folder`. Runs with checkpoints and hidden (unfinished) folders are not copies.
+    """Kept copies below `folder`. Runs with checkpoints, and folders with other names, as of backups, are not copies.
 
     Args:
         folder: where to search.
@@ -142,7 +142,7 @@ def _copies(folder: Path, pattern: str, packed: Sequence[PackedPath], but: Seque
         but: paths to leave out.
     """
     known = [path.resolve() for path in but]
-    found: list[AnyPath] = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
+    found: list[AnyPath] = [path for path in folder.glob(pattern) if RUN_NAME.fullmatch(path.name)]
     for path in packed:
         below = path.resolve()
         if below.is_relative_to(folder.resolve()) and below.relative_to(folder.resolve()).match(pattern):

@@ -100,7 +100,7 @@ def test_folders_in_lists_are_not_named_and_addresses_are_kept_whole(tmp_path):
 
 
 def test_a_run_kept_again_keeps_its_baselines_and_samples(tmp_path):
-    """Neither its earlier copy nor an unfinished one counts as another run that has them."""
+    """Neither its earlier copy, nor an unfinished one or a backup, counts as another run that has them."""
     (tmp_path / "study.yaml").write_text("runs: [encoding=rope]\n")
     path = make_run(tmp_path / "trained", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
@@ -111,7 +111,8 @@ def test_a_run_kept_again_keeps_its_baselines_and_samples(tmp_path):
         keep_run(path, out)
         assert (out / "baselines" / "test" / "unigram.npz").exists()
         assert (out / "samples" / "sample.txt").exists()
-        shutil.copytree(out, out.with_name(f".{out.name}"), dirs_exist_ok=True)
+        for name in (f".{out.name}", f"{out.name}.old"):
+            shutil.copytree(out, out.with_name(name), dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("trained", [True, False])
