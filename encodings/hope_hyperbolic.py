@@ -15,6 +15,8 @@ from .options import HoPEHyperbolicOptions
 
 # Queries per block. With more, the factors within a block leave the range of the dtype.
 ROWS = {torch.float64: 128, torch.float32: 16}
+# Limit of the decay per token, so that the factors within a block do not overflow; the previous key's is then e^-11.
+FASTEST = 11.0
 
 
 class HoPEHyperbolic(RowEncoding):
@@ -29,7 +31,8 @@ class HoPEHyperbolic(RowEncoding):
     The sum and the difference of a pair's channels are eigenvectors of B. In this basis the two factors become
     exp(-(t - s) (theta' - theta_c)) and exp(-(t - s) (theta' + theta_c)). These cannot be split into a factor of the
     query and one of the key over long rows, because both overflow, so attention is computed by blocks of queries in
-    float64, with positions measured from the middle of the block. The state holds raw keys.
+    float64, with positions measured from the middle of the block; exponents per token are limited to FASTEST. The
+    state holds raw keys.
 
     Another HoPE (arXiv 2410.21216, `hope_high_frequency`) is unrelated.
 
@@ -75,7 +78,7 @@ class HoPEHyperbolic(RowEncoding):
         dtype = widest(k.device)
         theta = self.base ** (-torch.arange(self.head_dim // 2, dtype=dtype, device=k.device) / (self.head_dim // 2))
         prime = theta.max() + nn.functional.softplus(self.damping.to(dtype))
-        return (torch.cat([prime - theta, prime + theta]),)
+        return (torch.cat([prime - theta, prime + theta]).clamp(max=FASTEST),)
 
     def scores(self, block: Rows, *tensors: Tensor) -> Tensor:
         (rates,) = tensors
