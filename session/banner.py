@@ -126,7 +126,12 @@ def step_memory_text(memory: float | None) -> str:
 
 
 def print_lines(session: Session, lines: Mapping[str, str]) -> None:
-    """Print labelled lines as two columns."""
+    """Print labelled lines as two columns; in a file or a pipe without breaks, so that paths can be found there."""
+    if not session.console.is_terminal:
+        width = max(map(len, lines))
+        for label, line in lines.items():
+            session.console.print(f"{label:<{width}}  {line}", soft_wrap=True)
+        return
     grid = Table.grid(padding=(0, 2))
     for label, line in lines.items():
         grid.add_row(Text(label, "bold"), line)

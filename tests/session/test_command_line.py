@@ -112,6 +112,13 @@ def test_check_says_that_rows_which_are_not_full_take_less_time(run, packed, mos
     assert re.search(rf"training time +{most}\S+ FLOPs, under a minute", out)
 
 
+def test_a_banner_in_a_file_keeps_each_line_whole(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = run("task=check", "experiment=debug")
+    assert re.search(r"^run +\S+/small-\w{8}-s0 \(not started\)$", out, re.MULTILINE)
+    assert not re.search(r" $", out, re.MULTILINE)
+
+
 def test_an_unwritable_place_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, err = run("task=prepare", "stores=file/data")
