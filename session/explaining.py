@@ -23,7 +23,7 @@ from .overrides import as_setting, choices_of, key_of
 from .settings import CONFIGS
 
 NUMBERS = re.compile(r"[-+0-9.,eE\s]*")
-NO_MEMORY = re.compile("out of memory|can't allocate memory")
+NO_MEMORY = re.compile("out of memory|can't allocate memory|Storage size calculation overflowed")
 # In messages of Hydra.
 UNKNOWN_KEY = re.compile("Could not override '([^'@]*)")
 NOT_MERGED = re.compile("Error merging override (.*)", re.DOTALL)

@@ -26,7 +26,7 @@ class SeqPEOptions(WindowOptions):
     """
 
     length: Annotated[int, Field(ge=2, le=10**9)] = 20000
-    encoder_layers: Count = 2
+    encoder_layers: Annotated[int, Field(ge=1, le=1024)] = 2
     dropout: Below1 = 0.1
     shift_rate: Share = 0.1
     contrastive: NonNegative = 0.1

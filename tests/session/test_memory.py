@@ -41,4 +41,7 @@ def test_memory_that_ran_out_is_a_line():
     assert line.startswith("out of memory (")
     assert line.endswith(": use a smaller model, batch or length")
     assert explain(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")).startswith("out of memory (")
+    with pytest.raises(RuntimeError) as overflow:
+        torch.empty(2, 2**62, device="meta")
+    assert str(explain(overflow.value)).startswith("out of memory (")
     assert explain(RuntimeError("something else")) is None

@@ -117,6 +117,7 @@ MISTAKES = {
     "encoding=pattern encoding.layers=[1]": "encoding.layers=[1]: each value should be text or a mapping",
     "task=report task.directories=[1,a]": "task.directories=[1, 'a']: each value should be text, as "
     "\"task.directories=['1', 'a']\"\n",
+    "encoding=seqpe encoding.encoder_layers=100000000": "encoding.encoder_layers=100000000: it must be at most 1,024",
     "runs=2024": "runs=2024: it should be text, as \"runs='2024'\"\n",
     "trainer.match_steps=2 trainer.distil_steps=3 trainer.steps=4": "trainer.steps=4: it must be at least "
     "trainer.match_steps=2 plus trainer.distil_steps=3\n",
