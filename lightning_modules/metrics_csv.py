@@ -7,7 +7,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers.logger import Logger
 
-from ..core.checked_files import why
+from ..core.checked_files import NAME, why
 from ..core.errors import UserError
 from ..core.whole_files import written_whole
 
@@ -23,7 +23,7 @@ class MetricsCSV(Logger):
             repeated.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the file is damaged, or a name could not be read back.
     """
 
     name = version = property(lambda self: None)
@@ -31,6 +31,11 @@ class MetricsCSV(Logger):
     def __init__(self, path: Path, columns: list[str], resume_step: int, validated_step: int):
         super().__init__()
         self.path, self.columns = path, ["step", *columns]
+        if wrong := [name for name in self.columns if not NAME.fullmatch(name) or self.columns.count(name) > 1]:
+            raise UserError(
+                f"{wrong[0]}: the names of metrics must differ, and have only letters, digits, spaces and _ . + -: "
+                "rename this auxiliary loss or diagnostic of the encoding"
+            )
         self._begin(resume_step, validated_step)
 
     @rank_zero_only

@@ -15,6 +15,13 @@ def test_damaged_metrics_are_reported_before_a_run_resumes(tmp_path):
         MetricsCSV(tmp_path / "metrics.csv", ["train_nll", "valid_nll"], 20, 20)
 
 
+@pytest.mark.parametrize("name", ["loss/rank", "valid_nll"])
+def test_a_metric_that_reports_could_not_read_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match=rf"^{name}: the names of metrics must differ, and have only letters"):
+        MetricsCSV(tmp_path / "metrics.csv", ["valid_nll", name], 0, 0)
+    assert not (tmp_path / "metrics.csv").exists()
+
+
 def test_a_metric_that_a_resumed_run_no_longer_logs_is_kept(tmp_path):
     path, rows = tmp_path / "metrics.csv", "step,train_nll,valid_nll,gone\r\n10,1.4,,3\r\n"
     path.write_bytes(rows.encode())
