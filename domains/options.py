@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from ..core.errors import shortened
 from ..core.options import Count, Natural, Options, Place, Share
 
 Part = Annotated[float, Field(gt=0, lt=1)]
@@ -126,11 +127,13 @@ class GenomeOptions(Options):
     def check_together(self) -> None:
         if (self.split == "bed") != (self.bed is not None):
             raise ValueError(f"split={self.split} with bed={self.bed}: use split=bed together with bed=FILE")
-        named = [*(self.train or ()), *(self.valid or ()), *(self.test or ())]
+        by_split = {"train": self.train or (), "valid": self.valid or (), "test": self.test or ()}
+        named = [*chain(*by_split.values())]
         if twice := sorted({name for name in named if named.count(name) > 1}):
-            raise ValueError(f"train, valid and test share {', '.join(twice)}: name each record in one split only")
+            given = " and ".join(f"{split}={shortened([*at])}" for split, at in by_split.items() if twice[0] in at)
+            raise ValueError(f"{given}: {twice[0]} is named twice: name each record once")
         if self.source == "chr21" and (self.split == "header" or named != [*chain(*HUMAN.values())]):
-            given = "split=header" if self.split == "header" else "train, valid and test"
+            given = "split=header" if self.split == "header" else "train=, valid= and test="
             raise ValueError(f"source=chr21 is one record, cut into blocks for the splits: leave out {given}")
         if self.path is None and (len(names := {file_name(url) for url in self.urls}) != 1 or names & {"", ".."}):
             raise ValueError(f"urls={list(self.urls)}: all mirrors must have the same file name")
@@ -185,7 +188,7 @@ class CorpusOptions(Options):
             given = f"valid_fraction={self.valid_fraction} and test_fraction={self.test_fraction}"
             raise ValueError(f"{given}: their sum must be below 1")
         if self.tokenizer == "alphabet" and not self.alphabet:
-            raise ValueError("tokenizer=alphabet without alphabet: set it to the letters of the text")
+            raise ValueError("tokenizer=alphabet: set alphabet=LETTERS, the letters of the text")
         if self.alphabet and self.tokenizer != "alphabet":
             raise ValueError(f"alphabet={self.alphabet} with tokenizer={self.tokenizer}: set tokenizer=alphabet")
         if self.alphabet and len({*self.alphabet}) < len(self.alphabet):
@@ -196,7 +199,9 @@ class CorpusOptions(Options):
         if len({self.field, self.split_field, self.group_field} - {None}) < 1 + sum(
             name is not None for name in (self.split_field, self.group_field)
         ):
-            raise ValueError("field, split_field and group_field must be different")
+            fields = {"field": self.field, "split_field": self.split_field, "group_field": self.group_field}
+            given = ", ".join(f"{key}={name}" for key, name in fields.items() if name is not None)
+            raise ValueError(f"{given}: name a different field for each")
 
 
 @dataclass(frozen=True)
@@ -230,7 +235,8 @@ class TextOptions(CorpusOptions):
     def check_together(self) -> None:
         super().check_together()
         if self.dataset is not None and (self.path is not None or self.source is not None):
-            raise ValueError(f"dataset={self.dataset} with path or source: use one of them")
+            other = f"source={self.source}" if self.path is None else f"path={self.path}"
+            raise ValueError(f"dataset={self.dataset} with {other}: use one of them")
         if self.dataset is not None and not DATASET.fullmatch(self.dataset):
             raise ValueError(f"dataset={self.dataset}: give ORG/NAME, or a folder that begins with /, . or ~")
         given = {"dataset_config": self.dataset_config, "dataset_revision": self.dataset_revision}

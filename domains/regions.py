@@ -186,7 +186,7 @@ def _read_bed(path: Path) -> dict[str, list[Region]]:
         if len(fields) < 4 or not (PLACE.fullmatch(fields[1]) and PLACE.fullmatch(fields[2])):
             raise UserError(f"{place}: {text.strip()[:80]!r} is not a BED line with record, start, end and split")
         if not (begin := int(fields[1])) < (end := int(fields[2])):
-            raise UserError(f"{place}: start {begin} is not below end {end}")
+            raise UserError(f"{place}: start {begin} is not below end {end}: correct the line")
         found.setdefault(fields[0], []).append(Region(begin, end, _split(fields[3], place), number))
     for name, regions in found.items():
         regions.sort()
@@ -198,7 +198,7 @@ def _read_bed(path: Path) -> dict[str, list[Region]]:
 
 def _split(word: str, place: str) -> str:
     if word.lower() not in CALLED:
-        raise UserError(f"{place}: {word[:40]!r} is no split; {suggestions(word[:40], CALLED)}")
+        raise UserError(f"{place}: {word[:40]!r} is not a split; {suggestions(word[:40], CALLED)}")
     return CALLED[word.lower()]
 
 

@@ -55,7 +55,7 @@ class ModelOptions(Options):
             given = f"width={self.width} is not a multiple of heads={self.heads}"
             raise ValueError(f"{given}: change one, or set head_dim=NUMBER")
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: choose a divisor")
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,10 @@ class TrainerSettings:
         if accelerator == "gpu" and not gpus:
             raise ValueError("accelerator=gpu: no CUDA GPU is visible; use accelerator=auto or accelerator=cpu")
         cuda = accelerator != "cpu" and gpus > 0
-        if (devices == 0 and not cuda) or (cuda and devices > gpus):
-            raise ValueError(f"devices={devices}: {gpus} GPUs are visible; 0 uses all of them, a CPU needs 1 or more")
+        if devices == 0 and not cuda:
+            raise ValueError("devices=0: no GPU is used: give the number of CPU processes, such as 1")
+        if cuda and devices > gpus:
+            raise ValueError(f"devices={devices}: only {plural(gpus, 'GPU')} can be used: give fewer, or 0 for all")
         self.steps, self.validate_every, self.checkpoint_every = (
             given.steps,
             given.validate_every,

@@ -174,8 +174,8 @@ def test_bed_file_assigns_splits(write, tmp_path, monkeypatch):
     [
         ("a\t0\t10", "line 4: 'a\\t0\\t10' is not a BED line with record, start, end and split"),
         ("a\t0\tten\ttrain", "is not a BED line"),
-        ("a\t10\t10\ttrain", "line 4: start 10 is not below end 10"),
-        ("a\t20\t30\ttrian", "line 4: 'trian' is no split; did you mean train?"),
+        ("a\t10\t10\ttrain", "line 4: start 10 is not below end 10: correct the line"),
+        ("a\t20\t30\ttrian", "line 4: 'trian' is not a split; did you mean train?"),
         ("a\t9\t20\ttest", "lines 1 and 4 overlap on a"),
         ("a\t100\t151\ttrain", "line 4: end 151 is beyond the end of a (150 bases): correct the line"),
         ("chrA\t100\t151\ttrain", "line 4: chrA is absent; "),
@@ -219,7 +219,7 @@ def test_missing_bed_file_and_empty_split_raise(write, tmp_path):
         Genome(write()).prepare(tmp_path)
     with pytest.raises(UserError, match=r"the header of a has no split="):
         Genome(write(), split="header").prepare(tmp_path)
-    with pytest.raises(UserError, match=r"header of a: 'exam' is no split; .*allowed: train, valid, test"):
+    with pytest.raises(UserError, match=r"header of a: 'exam' is not a split; .*allowed: train, valid, test"):
         Genome(write({"a split=exam": "ACGT"}), split="header").prepare(tmp_path)
     with pytest.raises(UserError, match="assigns no record to train"):
         Genome(write({"b": "A", "c": "A"}), train=None, valid=["b"], test=["c"]).prepare(tmp_path)
@@ -267,7 +267,11 @@ def test_arguments_are_checked():
         "chunk=0: it must be at least 1, or null for whole sequences": {"chunk": 0},
         "use split=bed together with bed=FILE": {"split": "bed"},
         "split=chromosome with bed=x.bed": {"bed": "x.bed"},
-        "share chr21": {"test": ["chr21"]},
+        "valid=['chr21'] and test=['chr21']: chr21 is named twice": {
+            "train": ["chr1"],
+            "valid": ["chr21"],
+            "test": ["chr21"],
+        },
         "all mirrors must have": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
         "path='': it must be a file": {"path": ""},
         "path=[]: it must be a file": {"path": []},
@@ -348,7 +352,7 @@ def test_chr21_is_identified_by_its_checksum_and_named_in_offline_errors(tmp_pat
     options = Genome(source="chr21").options()
     assert (options["download"], options["md5"]) == ("chr21.fa.gz", "184df2bd9b812b6e6b6da16c6021369e")
     assert Genome(source="chr21", chunk=7000).options()["blocks"] == [252_000, 56_000, 10]
-    with pytest.raises(ValueError, match=r"source=chr21 is one record.* leave out train, valid and test"):
+    with pytest.raises(ValueError, match=r"source=chr21 is one record.* leave out train=, valid= and test="):
         Genome(source="chr21", test=["chr2a"])
     with pytest.raises(ValueError, match="leave out split=header"):
         Genome(source="chr21", split="header")

@@ -166,7 +166,7 @@ def test_mutated_text_gives_text_or_one_line(tmp_path):
         ("a 0 " + "9" * 5000 + " train", "line 1: .* is not a BED line"),
         ("a 0 ²5 train", "line 1: .* is not a BED line"),
         ("a 0 5 " + "x" * 300_000, "line 1 is longer than 65,536 characters: it is not BED"),
-        ("a 0 5 " + "x" * 60_000, r"line 1: 'x{40}' is no split"),
+        ("a 0 5 " + "x" * 60_000, r"line 1: 'x{40}' is not a split"),
         ("a 0 5 train\n\udcff", r"it is not text"),
     ],
 )

@@ -189,12 +189,12 @@ def test_a_wrong_table_is_one_line(tmp_path, text, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokenizer": "alphabet"}, "tokenizer=alphabet without alphabet: set it to the letters of the text"),
+        ({"tokenizer": "alphabet"}, "tokenizer=alphabet: set alphabet=LETTERS, the letters of the text"),
         ({"tokenizer": "bytes", "alphabet": "AB"}, "alphabet=AB with tokenizer=bytes: set tokenizer=alphabet"),
         ({"tokenizer": "alphabet", "alphabet": "ABA"}, "it contains 'A' twice"),
         ({"split": "files", "split_field": "s"}, "use one of them"),
-        ({"field": "s", "split_field": "s"}, "must be different"),
-        ({"dataset": "a/b", "path": "x"}, "use one of them"),
+        ({"field": "s", "split_field": "s"}, "^field=s, split_field=s: name a different field for each"),
+        ({"dataset": "a/b", "path": "x"}, "dataset=a/b with path=x: use one of them"),
         ({"dataset": "a/b/c"}, "give ORG/NAME, or a folder"),
         ({"dataset_rows": 3}, "dataset_rows=3 without dataset"),
         ({"dataset_split": "validation"}, "dataset_split=validation without dataset"),

@@ -84,7 +84,7 @@ MISTAKES = {
     "trainer.precision=8": "trainer.precision=8: it should be 'auto', '32-true' or 'bf16-mixed'",
     "model.width=130": "model.width=130 is not a multiple of model.heads=3: change one, or set model.head_dim=NUMBER\n",
     "model.head_dim=31 encoding=rope": "model.head_dim=31",
-    "model.kv_heads=2": "model.kv_heads=2 does not divide model.heads=3\n",
+    "model.kv_heads=2": "model.kv_heads=2 does not divide model.heads=3: choose a divisor\n",
     "data.length=510": "data.length=510: domain jsb needs a multiple of 4",
     "evaluation.overlap=1.0": "evaluation.overlap=1.0: it must be in [0, 1)",
     "trainer.steps=0": "trainer.steps=0: nothing would be trained: use 1 or more, or set model.pretrained",
@@ -118,6 +118,7 @@ MISTAKES = {
     "task=report task.directories=[1,a]": "task.directories=[1, 'a']: each value should be text, as "
     "\"task.directories=['1', 'a']\"\n",
     "encoding=seqpe encoding.encoder_layers=100000000": "encoding.encoder_layers=100000000: it must be at most 1,024",
+    "trainer.accelerator=cpu trainer.devices=0": "trainer.devices=0: no GPU is used: give the number of CPU processes",
     "runs=2024": "runs=2024: it should be text, as \"runs='2024'\"\n",
     "trainer.match_steps=2 trainer.distil_steps=3 trainer.steps=4": "trainer.steps=4: it must be at least "
     "trainer.match_steps=2 plus trainer.distil_steps=3\n",
