@@ -162,8 +162,9 @@ def _explained(trainer: Trainer) -> Iterator[None]:
     except (RuntimeError, ConnectionError, EOFError) as error:
         if lost_touch(error):
             raise UserError(
-                f"rank {trainer.global_rank} lost its connection to another rank, which may have been killed or have "
-                f"run out of memory ({one_line(error)}): rerun the same command to resume from the last checkpoint"
+                f"rank {trainer.global_rank} lost its connection to another rank, which failed with its own message, "
+                f"was killed or ran out of memory ({one_line(error)}): rerun the same command to resume from the last "
+                "checkpoint"
             ) from error
         if loader_died(error):
             if not isinstance(error, RuntimeError):
