@@ -152,7 +152,7 @@ class TrainerOptions(Options):
         distil_steps: steps after these that train on the predictions of `model.pretrained`; null as for `match_steps`.
         validate_every: steps between scores of the validation split.
         checkpoint_every: steps between checkpoints.
-        log_every: steps between rows of metrics.csv and TensorBoard.
+        log_every: steps between rows of metrics.csv and TensorBoard. Reports cannot read more than 500,000 rows.
         accelerator: `auto` uses a CUDA GPU if available.
         precision: `auto` is bf16-mixed on GPUs that support bf16, and 32-true otherwise.
         devices: GPUs (or CPU processes) per node; 0 for all visible GPUs. The batch is split across them. Results match
