@@ -8,15 +8,12 @@ not installed is reported and skipped.
 """
 
 import math
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from triton.testing import do_bench
 
 from ..kernels.attention.pope import pope_key, pope_query
 from ..kernels.attention.rope import rotate
@@ -24,8 +21,7 @@ from ..kernels.documents import Documents
 from .attention_contenders import BASE, CONTENDERS, DECODERS, Inputs, make_inputs
 from .plot import plot
 from .sweep import BASELINE, aligned, print_failure, sweep, sweep_arguments
-
-SLOW = 40.0  # milliseconds; slower contenders are timed in one round only
+from .timing import graphed, time_alternating
 
 
 @torch.no_grad()
@@ -83,16 +79,6 @@ def check_and_weigh(call: Callable[[], Tensor], encoding: str, i: Inputs) -> dic
     return {"error": error, "saved_mib": saved / 2**20, "peak_mib": peak / 2**20, "repeatable": same}
 
 
-def time_alternating(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call over `rounds` rounds. Slow calls, except the baseline, run in one round."""
-    times = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            if not times[name] or times[name][0] < SLOW or name == BASELINE:
-                times[name].append(do_bench(call, warmup=5, rep=30, return_mode="median"))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
     grad = torch.randn(i.v.shape, device="cuda", dtype=torch.bfloat16)
 
@@ -103,21 +89,6 @@ def with_backward(call: Callable[[], Tensor], i: Inputs) -> Callable[[], None]:
             call().backward(grad)
 
     return run
-
-
-def graphed(call: Callable[[], object], steps: int = 10) -> Callable[[], None]:
-    """`steps` calls as one CUDA graph, which removes launch overhead."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(steps):
-            call()
-    return partial(_replay, graph, call)
-
-
-def _replay(graph: torch.cuda.CUDAGraph, call: Callable[[], object]) -> None:
-    """Replay the graph of `call`. Holding `call` keeps the tensors that the graph reads."""
-    graph.replay()
 
 
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:

@@ -18,6 +18,7 @@ from ..kernels.attention import bias, flash
 from ..kernels.attention.distance import distance_attention
 from . import attention, attention_contenders
 from .sweep import BASELINE, parsed_on_gpu, print_failure
+from .timing import time_alternating
 
 # Block sizes by kernel: queries, keys, warps, stages. The table's gradient has square blocks.
 SIZES = {
@@ -58,7 +59,7 @@ def main() -> None:
     def report(name: str, call=call) -> None:
         try:
             calls = {"forward": call, "training": attention.with_backward(call, inputs)}
-            ms = attention.time_alternating(calls, given.rounds)
+            ms = time_alternating(calls, given.rounds)
             error = "" if call is baseline else f"   error {attention.error_of(call(), given.table, inputs):.1e}"
             print(f"{name:32} {ms['forward']:8.3f} {ms['training']:8.3f}{error}", flush=True)
         except Exception as problem:

@@ -25,10 +25,9 @@ from ..encodings.families.carrying import CarryingEncoding
 from ..session.configuration import build
 from ..session.overrides import choices_of
 from ..session.settings import CONFIGS
-from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS
-from .path import peak
 from .sweep import aligned, allow_recompiling, print_failure, sweep, sweep_arguments
+from .timing import graphed, peak, time_alternating
 
 ROPE = "rope"
 HEADS, WIDTH = 16, 1024

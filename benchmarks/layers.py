@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .attention import graphed, time_alternating
 from .layer_parts import LOW, OURS, PARTS, Function, Part, tokens_of
-from .path import distance, peak
 from .record import parser_of, write_rows
 from .sweep import aligned, allow_recompiling, made_by, parsed_on_gpu, print_failure
+from .timing import distance, graphed, peak, time_alternating
 from .training import SIZES
 
 

@@ -24,9 +24,9 @@ from ..kernels.path.attention import path_attention
 from ..kernels.path.cache import WINDOW, Turns, add_token, add_windows, by_window, new_turns
 from ..kernels.path.cached import decode_in_torch, path_attention_cached
 from ..kernels.path.chunks import pushed
-from .attention import graphed, time_alternating
 from .attention_contenders import TOKENS, compiled_rope, heads_first, sdpa, table
 from .sweep import BASELINE, print_failure, sweep, sweep_arguments
+from .timing import distance, graphed, peak, time_alternating
 
 CHECKED = 4096  # maximum tokens computed in float64 with PyTorch operations
 CACHED = 32768
@@ -90,16 +90,6 @@ def training(call: Callable[[], Tensor], leaves: list[Tensor]) -> Callable[[], t
     return lambda: torch.autograd.grad(call(), leaves, grad)
 
 
-def peak(call: Callable[[], object]) -> float:
-    """Peak memory of a call in MiB, without memory that was already allocated."""
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
 def measure(length: int, head_dim: int, chosen: list[str], rounds: int) -> list[dict]:
     """One row per contender for one shape with 16 heads and TOKENS tokens; longer sequences have fewer heads."""
     i = make_inputs(max(TOKENS // length, 1), length, 16 if length <= TOKENS else 4, head_dim)
@@ -153,10 +143,6 @@ def errors(length: int, head_dim: int, name: str) -> dict[str, float]:
         ("out", *(f"d{x}" for x in names if x != "gates")), run(leaves, "triton"), run(exact, "torch"), strict=True
     )
     return {"checked": length} | {f"error_{x}": distance(got, expected) for x, got, expected in pairs}
-
-
-def distance(got: Tensor, expected: Tensor) -> float:
-    return ((got.double() - expected).norm() / expected.norm()).item()
 
 
 def prompted(i: Inputs, tokens: int, keys: Tensor) -> Turns:
