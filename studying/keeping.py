@@ -126,8 +126,8 @@ def _portable(config: Mapping) -> dict:
 
 
 def _is_copy(out: Path, run: RunDirectory) -> bool:
-    """Whether `out` is an earlier copy of `run`, and may be replaced. A run itself has checkpoints."""
-    if out.resolve() == run.path.resolve() or (out / "checkpoints").exists() or not (out / "manifest.json").exists():
+    """Whether `out` is an earlier copy of `run`, and may be replaced if it contains nothing else."""
+    if out.resolve() == run.path.resolve() or not (out / "manifest.json").exists():
         return False
     return identity(RunDirectory.open(out).config) == identity(run.config)
 

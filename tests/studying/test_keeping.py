@@ -5,14 +5,17 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import yaml
 from report_support import make_run, mechanisms
 
 from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
+from bearings.domains.items import Items
 from bearings.reporting.reading import read_study
 from bearings.session.identity import identity
+from bearings.session.item_files import save_items
 from bearings.session.run_directory import RunDirectory
 from bearings.studying import keeping
 from bearings.studying.keeping import keep_run
@@ -23,13 +26,13 @@ def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
     (tmp_path / "kept").mkdir()
     if in_study:
         (tmp_path / "kept" / "study.yaml").write_text("runs: [encoding=rope]\n")
-    for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
-        path = make_run(tmp_path / "runs", encoding, seed)
+    for encoding, seed, store in (("rope", 0, "5"), ("rope", 1, "5"), ("pope", 0, "5"), ("rope", 0, "6")):
+        path = make_run(tmp_path / "runs", encoding, seed, store=store * 64)
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
         keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path), sharing=3, commit="abc")
-    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == (1 if in_study else 3)
+    assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == (2 if in_study else 4)
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
     assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
@@ -37,17 +40,17 @@ def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
 
 def test_a_copy_has_the_run_s_own_facts_and_the_digests_of_its_files(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (session,) = manifest["sessions"]
+    run = RunDirectory.open(path)
+    save_items(run, "piqa", Items(np.array(["a"]), np.array([""]), {"acc": np.array([1])}, "1" * 64))
+    (session,) = run.manifest["sessions"]
     own = {**session, "code": {"commit": "own", "dirty": None}, "beside": 5}
-    manifest["sessions"] = [{**session, "code": None}, own]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    run.write_manifest(sessions=[{**session, "code": None}, own])
     keep_run(path, tmp_path / "kept", sharing=3, commit="abc")
     kept = json.loads((tmp_path / "kept" / "manifest.json").read_text())
     unknown, known = kept["sessions"]
     assert (unknown["code"], unknown["beside"]) == (None, 3)
     assert known == own
-    assert kept["files"].keys() == {"metrics.csv", "nll/test.npz", "nll/valid.npz"}
+    assert kept["files"].keys() == {"benchmarks/piqa.npz", "metrics.csv", "nll/test.npz", "nll/valid.npz"}
     assert all(digest_of(tmp_path / "kept" / name) == digest for name, digest in kept["files"].items())
     alone = json.loads((keep_run(path, tmp_path / "alone") / "manifest.json").read_text())
     assert [session["beside"] for session in alone["sessions"]] == [0, 5]
@@ -56,8 +59,8 @@ def test_a_copy_has_the_run_s_own_facts_and_the_digests_of_its_files(tmp_path):
 def test_measurements_are_kept_of_every_seed_and_samples_and_parameters_of_one(tmp_path):
     every = {"extrapolation/test.csv", "sample_metrics/test.csv", "mechanisms/attention.csv"}
     once = {"mechanisms/delta.csv", "samples/a.txt"}
-    for seed, wanted in enumerate((every | once, every)):
-        path = make_run(tmp_path / "runs", "rope", seed)
+    for seed, settings, wanted in ((0, (), every | once), (1, (), every), (1, ["trainer.steps=40"], every | once)):
+        path = make_run(tmp_path / "runs", "rope", seed, *settings)
         for name in every | once:
             (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text("a\n1\n")
@@ -123,7 +126,9 @@ def test_a_run_s_own_baselines_are_not_taken_for_those_of_a_copy(tmp_path, train
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
     (path / "mechanisms").mkdir()
     (path / "mechanisms" / "beta.csv").write_text("a\n1\n")
-    if not trained:
+    if trained:
+        shutil.copytree(path, path.with_name(path.name.removesuffix("0") + "1"))  # nor are those of another trained run
+    else:
         (path / "checkpoints").rmdir()
     monkeypatch.chdir(path.parent)
     half = tmp_path / "runs" / ".half" / "copy-s1"
@@ -190,7 +195,7 @@ def test_other_files_in_a_copy_are_not_deleted(tmp_path):
     (path / "samples" / "sample.txt").write_text("a sample")
     mechanisms(path, "delta", ("layer", "head", "element", "delta"), [(0, 0, 0, -1.0)])
     kept = tmp_path / "kept"
-    for name in ("notes.txt", "nll/notes.txt", "more/notes.txt"):
+    for name in ("notes.txt", "nll/notes.txt", "more/notes.txt", "checkpoints/best.ckpt"):
         keep_run(path, kept)
         keep_run(path, kept)  # all that keeping writes may be replaced
         (kept / name).parent.mkdir(exist_ok=True)

@@ -172,7 +172,13 @@ def test_what_is_no_kept_copy_is_left_where_it_is(tmp_path):
     for copy in (begun, hidden):
         shutil.copytree(kept, copy)
     (begun / "manifest.json").unlink()
+    linked = kept.with_name(f"{kept.name}1")
+    shutil.copytree(kept, linked)
+    (linked / "samples").rename(tmp_path / "samples")
+    (linked / "samples").symlink_to(tmp_path / "samples")
     assert pack(study) == 1
+    assert (linked / "samples").is_symlink()
+    shutil.rmtree(linked)
     assert (trained / "checkpoints" / "best.ckpt").exists()
     assert begun.exists()
     assert hidden.exists()
@@ -258,8 +264,10 @@ def test_a_folder_of_which_a_killed_process_deleted_a_part_replaces_nothing(tmp_
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(packing.shutil, "rmtree", killed)
         pack(study)
+    (study / ".packing.half").mkdir()  # of another one
     assert pack(study) == 0
     assert not (study / "runs").exists()
+    assert not (study / ".packing.half").exists()
     (run,) = read_study([study]).runs
     assert run.records["test"].nats_per_token == expected
 

@@ -9,6 +9,7 @@ from hydra import initialize_config_dir
 from report_support import make_run
 from study_support import CPU, study_command  # noqa: F401
 
+from bearings.core.checked_files import read_csv
 from bearings.core.errors import UserError
 from bearings.reporting.finished import RATE
 from bearings.reporting.planned import chosen_settings, listed
@@ -359,6 +360,16 @@ def test_a_changed_search_is_made_again_and_chooses_among_its_own_points(searche
     assert chosen == ["optimizer.learning_rate=0.001", "model.dropout=0.5"]
     (searched / "study.yaml").write_text((searched / "study.yaml").read_text().replace("1e-3,1e-2", "1e-3,2e-3"))
     assert [type(each).__name__ for each in planning.plan(searched, searched / "trained", [CPU])] == ["Searched"] * 2
+
+
+def test_a_search_kept_again_replaces_its_own_results_only(searched):
+    rope, nope = planning.plan(searched, searched / "trained", [CPU])
+    for job, nats in ((rope, "1.0"), (nope, "2.0"), (rope, "3.0")):
+        job.path.parent.mkdir(parents=True, exist_ok=True)
+        job.path.write_text(f"{RATE},model.dropout,valid_nll,seeds,each_seed,chosen\n0.001,0.5,{nats},1,5,True\n")
+        job.keep(0, None)
+    rows = read_csv(searched / "tuning.csv")
+    assert [(row["run"], row["valid_nll"]) for row in rows] == [(nope.run, "2.0"), (rope.run, "3.0")]
 
 
 def test_a_run_line_with_signs_and_options_of_a_task_is_searched(searched):

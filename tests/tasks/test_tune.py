@@ -212,7 +212,7 @@ def test_a_rate_that_diverges_is_reported_and_not_chosen(tune, monkeypatch):
     assert rows[2]["valid_nll"] == "inf"
     assert [row["chosen"] for row in rows] == ["False", "True", "False"]
     assert "diverged" in printed
-    assert "end of the grid" not in printed
+    assert "edge of the grid" not in printed
     worst |= {1e-4, 2e-4}
     with pytest.raises(
         UserError, match=r"task\.rates: training diverged at all rates, down to 0\.0001: give lower rates"
