@@ -108,6 +108,10 @@ def test_what_follows_a_run_finds_it_in_a_folder_of_any_name(tmp_path, folder):
             "claims: no run has the encoding nope; did you mean rope. allowed: rope",
         ),
         (
+            "claims: [{claim: x, model: rope, than: nope, split: test}]\nruns: [experiment=debug encoding=rope]",
+            "claims: no run has the encoding nope; did you mean rope. allowed: rope",
+        ),
+        (
             "claims: [{claim: x, model: rope, than: rope, split: tests}]\nruns: [experiment=debug encoding=rope]",
             "claims: no run has the test split tests; did you mean test. allowed: test",
         ),
@@ -151,6 +155,11 @@ def test_what_follows_a_run_finds_it_in_a_folder_of_any_name(tmp_path, folder):
             "claims: context=64: no line of then scores rope with it; allowed: none; change",
         ),
         (
+            "claims: [{claim: x, model: rope, than: pope, context: 16}]\nthen: [task=extrapolate]\n"
+            "runs: [experiment=debug encoding=rope, experiment=debug encoding=pope data.length=128]",
+            "claims: context=16: no line of then scores pope with it; allowed: 32, 64, ",
+        ),
+        (
             "claims: [{claim: x, model: rope, context: 64}]\nruns: ['experiment=debug encoding=rope']\n"
             "then: [task=extrapolate]",
             "claims: context=64: rope is trained on 64 tokens: give a longer context",
@@ -169,6 +178,18 @@ def test_claims_about_contexts_that_are_scored_are_allowed(tmp_path, line, conte
     study = {"claims": claims, "runs": ["experiment=debug encoding=rope"], "then": [f"task=extrapolate {line}"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     assert len(planning.plan(tmp_path, tmp_path / "trained")) == 1
+
+
+@pytest.mark.parametrize("lengths", ["64,128", "128,64"])
+def test_a_context_of_a_claim_is_longer_than_the_shortest_trained_length(tmp_path, lengths):
+    claims = [{"claim": "x", "model": "rope", "context": 128}]
+    study = {
+        "claims": claims,
+        "runs": [f"experiment=debug encoding=rope data.length={lengths}"],
+        "then": ["task=extrapolate"],
+    }
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    assert len(planning.plan(tmp_path, tmp_path / "trained")) == 2
 
 
 def test_a_list_without_runs_is_refused(tmp_path):
