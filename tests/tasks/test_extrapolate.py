@@ -184,7 +184,7 @@ def test_files_are_scored_as_one_document_each(tmp_path):
     rows = read_lengths(file)
     assert {row["context"] for row in rows} == {16, session.data.length}
     assert sum(row["targets"] for row in rows if row["context"] == 16) == 90 + 30
-    (tmp_path / "b.txt").write_text("abc")
+    (tmp_path / "b.txt").write_text("cab" * 10)
     extrapolated(run, tmp_path, files, "contexts: [16]", "stretches: [none]")
     assert len([*(run.path / "extrapolation").glob("a-??????.csv")]) == 2
 
