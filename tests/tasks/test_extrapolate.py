@@ -172,6 +172,27 @@ def test_a_later_call_adds_to_the_file_and_scores_nothing_again(tmp_path, monkey
         scored(5.0, f"contexts: [{4 * trained}]", "stretches: [lm_infinite]", f"first_tokens: {trained}")
 
 
+def test_each_result_is_scored_with_its_own_stretch(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
+    trained, seen = run.config["data"]["length"], []
+    context = 3 * trained // 2
+
+    def scored(transformer, store, split, context, *given):
+        seen.append((context, *{layer.stretching for layer in transformer.encodings}, given[-1]))
+        return [Bucket(False, 1, 4, 10, 1.0)]
+
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", scored)
+    stretches = "stretches: [lm_infinite, dynamic_ntk]"
+    extrapolated(run, tmp_path, f"contexts: [{context}]", stretches, "first_tokens: 3")
+    given = {"factor": 1.5, "length": trained, "first": 3}
+    assert seen == [
+        (trained, None, False),
+        (context, None, False),
+        (context, Stretch("lm_infinite", **given), False),
+        (context, Stretch("dynamic_ntk", **given), True),
+    ]
+
+
 def test_files_are_scored_as_one_document_each(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
     for name, text in (("a", "abc" * 30), ("b", "bca" * 10)):
