@@ -300,6 +300,18 @@ def test_a_call_that_is_interrupted_before_a_digest_is_recorded_is_gone_on_with(
     assert run.manifest["files"]["extrapolation/test.csv"] == digest_of(file)
 
 
+def test_a_table_that_was_changed_is_not_added_to(tmp_path, monkeypatch):
+    run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
+    monkeypatch.setattr("bearings.tasks.extrapolate.score_by_position", lambda *_: [Bucket(False, 1, 4, 10, 1.0)])
+    extrapolated(run, tmp_path, "contexts: [4]", "stretches: [none]")
+    file = run.extrapolation("test")
+    changed = file.read_text().replace("1.0", "0.5")
+    file.write_text(changed)
+    with pytest.raises(UserError, match=r"test\.csv has changed since the run wrote it"):
+        extrapolated(run, tmp_path, "contexts: [8]", "stretches: [none]")
+    assert file.read_text() == changed
+
+
 def test_calls_at_the_same_time_keep_each_other_s_rows(tmp_path, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     file, bucket = run.extrapolation("test"), Bucket(False, 1, 4, 10, 1.0)
