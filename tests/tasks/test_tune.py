@@ -17,7 +17,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import build
 from bearings.session.session import Session
 from bearings.tasks import train
-from bearings.tasks.tune import RATE, Tune
+from bearings.tasks.tune import RATE, Tune, _at_edge
 
 
 @pytest.fixture(name="tune")
@@ -218,6 +218,18 @@ def test_a_rate_that_diverges_is_reported_and_not_chosen(tune, monkeypatch):
         UserError, match=r"task\.rates: training diverged at all rates, down to 0\.0001: give lower rates"
     ):
         tune(rates=[1e-4, 2e-4])
+
+
+def test_the_default_rates_are_around_that_of_the_run(tmp_path):
+    points = Tune().points(configured(tmp_path, "optimizer.learning_rate=0.004"))
+    assert [float(point[RATE]) for point in points] == [0.001, 0.002, 0.004, 0.008, 0.016]
+
+
+@pytest.mark.parametrize(("best", "edge"), [("0.001", True), ("0.003", False), ("0.01", True)])
+def test_the_edges_of_the_grid_are_the_lowest_and_the_highest_of_several_rates(best, edge):
+    rows = [{RATE: rate} for rate in ("0.01", "0.001", "0.003")]
+    assert _at_edge({RATE: best}, rows) == edge
+    assert not _at_edge({RATE: best}, [{RATE: best}] * 2)
 
 
 def test_the_seed_of_the_run_is_searched_with_where_none_is_named(tmp_path, tune):
