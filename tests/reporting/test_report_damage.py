@@ -325,6 +325,14 @@ def test_a_digit_that_changed_since_it_was_recorded_is_listed(run, name):
     assert "changed since" in refused(run)
 
 
+def test_records_of_another_seed_in_place_of_those_that_were_recorded_are_listed(run):
+    file = RunDirectory.open(run).records("test")
+    RunDirectory.open(run).seal(file)
+    assert len(read_study([run]).runs) == 1
+    records("rope", 1).save(file)
+    assert "nll/test.npz has changed since" in refused(run)
+
+
 def test_a_manifest_without_digests_is_read(run):
     directory = RunDirectory.open(run)
     assert "sha256" not in json.loads((run / "manifest.json").read_text())
