@@ -13,6 +13,7 @@ from pretrained_support import hugging_face_folder
 from training_support import configured, go
 
 from bearings.core.errors import UserError
+from bearings.domains.records import Records
 from bearings.lightning_modules.sampling import sample
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
@@ -55,9 +56,8 @@ def test_export_writes_a_model_card_with_facts_of_the_run(run, capsys):
     assert re.search(r"wrote \d+ files of code", capsys.readouterr().out)
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read the others
     card = (folder / "README.md").read_text()
-    scores = run.path / "nll" / "test.npz"
-    assert scores.exists()
-    for fact in (run.manifest["store"]["sha256"], "**RoPE**", "2104.09864", "trust_remote_code=True", "| test | "):
+    score = f"| test | {Records.load(run.records('test')).nats_per_token:.4f} |"
+    for fact in (run.manifest["store"]["sha256"], "**RoPE**", "2104.09864", "trust_remote_code=True", score):
         assert fact in card
     for setting, value in {"encoding.base": 10000.0, "data.batch_size": 3, "optimizer.clip": 1.0}.items():
         assert f"| {setting} | `{value}` |" in card
@@ -66,6 +66,15 @@ def test_export_writes_a_model_card_with_facts_of_the_run(run, capsys):
     config = json.loads((folder / "config.json").read_text())
     assert config["max_position_embeddings"] == 32
     assert config["encoding"] == "rope"
+
+
+def test_scores_that_were_replaced_are_not_on_a_model_card(run, tmp_path):
+    scores = run.records("test")
+    before = scores.read_bytes()
+    scores.write_bytes(run.records("valid").read_bytes())
+    with pytest.raises(UserError, match=r"test\.npz has changed since the run wrote it"):
+        export(run, format="hf", out=str(tmp_path))
+    scores.write_bytes(before)
 
 
 def test_export_replaces_its_own_files_only(run, tmp_path):
