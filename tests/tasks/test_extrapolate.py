@@ -193,6 +193,13 @@ def test_each_result_is_scored_with_its_own_stretch(tmp_path, monkeypatch):
     ]
 
 
+def test_a_claim_may_have_the_contexts_that_are_scored_on_its_split():
+    """The trained length always is, and the contexts of files are not."""
+    assert Extrapolate(contexts=[8]).possible_contexts("test", 32) == {8, 32}
+    assert Extrapolate(contexts=[8], split="valid").possible_contexts("test", 32) == set()
+    assert Extrapolate(contexts=[8], files=[__file__]).possible_contexts("test", 32) == set()
+
+
 def test_files_are_scored_as_one_document_each(tmp_path):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=2"))
     for name, text in (("a", "abc" * 30), ("b", "bca" * 10)):

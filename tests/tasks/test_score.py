@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from report_support import records
 from training_support import configured, go
@@ -134,6 +135,13 @@ def test_bits_per_unit_are_undefined_without_any(recwarn):
     assert "bits_per_note" in table.shown
     assert "bits_per_second" not in table.shown
     assert not recwarn
+
+
+def test_long_files_count_more_in_the_score_of_all():
+    scored = replace(records("rope", 0, documents=2), tokens=np.array([10, 30]))
+    *_, every = table_of(scored, rows_of(scored), "files", "jsb").rows
+    assert every["tokens"] == 40
+    assert every["nats_per_token"] == pytest.approx(scored.nats.sum() / 40)
 
 
 def test_a_file_named_twice_stays_where_it_was_first(tmp_path):
