@@ -133,7 +133,8 @@ def _loggers(session: Session, run: RunDirectory, columns: list[str], step: int,
         TensorBoardLogger(run.path, name="", version="tensorboard"),
     ]
     if session.settings.wandb:
-        loggers.append(WandB(project="bearings", save_dir=run.path, name=str(run.path), id=run.path.name))
+        given = {"name": str(run.path), "id": run.path.name, "config": dict(session.config)}
+        loggers.append(WandB(project="bearings", save_dir=run.path, **given))
     return loggers
 
 

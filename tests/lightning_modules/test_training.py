@@ -276,8 +276,8 @@ def test_a_deterministic_run_plans_as_such_and_leaves_pytorch_as_it_was(tmp_path
 class WandBRun:
     """The part of a W&B run that Lightning uses."""
 
-    def __init__(self, name):
-        self.id, self.steps, self.exit_code = name, [], None
+    def __init__(self, name, config):
+        self.id, self.config, self.steps, self.exit_code = name, config, [], None
 
     def log(self, metrics, step=None):
         self.steps.append(metrics["trainer/global_step"])
@@ -289,7 +289,7 @@ def test_every_run_of_a_sweep_has_its_own_wandb_run(tmp_path, monkeypatch):
     wandb.__spec__, wandb.run, lib.RunDisabled, run.Run = ModuleSpec("wandb", None), None, type(None), WandBRun
 
     def init(**given):
-        wandb.run = WandBRun(given["id"])
+        wandb.run = WandBRun(given["id"], given["config"])
         started.append(wandb.run)
         return wandb.run
 
@@ -307,6 +307,7 @@ def test_every_run_of_a_sweep_has_its_own_wandb_run(tmp_path, monkeypatch):
         go(configured(tmp_path, *given, "seed=1"))
     assert [(each.id[-2:], each.exit_code) for each in started] == [("s0", 0), ("s1", 1)]
     assert started[0].id == finished.path.name
+    assert [each.config["seed"] for each in started] == [0, 1]
     assert started[0].steps[-1] == 2
 
 
