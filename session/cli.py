@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import cast
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
@@ -29,7 +30,7 @@ from ..core.terminal import printable
 from ..core.words import plural
 from .command import Command
 from .configuration import asked, trusted_by
-from .explaining import one_line_errors
+from .explaining import line_of, one_line_errors
 from .overrides import refuse_no_choice, refuse_removals, refuse_unknown_flags, refuse_unread, with_new_keys
 from .settings import CONFIGS
 from .trust import trusting
@@ -96,7 +97,7 @@ class Sweep:
             if not sweep or end.code == stopping.STATUS:  # a stop ends the whole sweep
                 stopping.requeue()
                 raise
-            self._fail(settings, end)
+            self._fail(settings, end.__context__ or end)  # the error that `one_line_errors` has printed
         except Exception as error:
             if not sweep:
                 raise
@@ -106,8 +107,9 @@ class Sweep:
     def _fail(self, settings: str, error: BaseException) -> None:
         """Note a failed run whose error has been printed."""
         if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
-            # A separate job; its launcher reports the error.
-            raise UserError(f"a run of the sweep failed: {settings}") from error
+            # A separate job, whose output the user may not see; its launcher hands the error over.
+            reason = (line_of(error) if isinstance(error, Exception) else None) or f"{type(error).__name__}: {error}"
+            raise UserError(f"a run of the sweep failed: {reason} ({settings})") from error
         self.failed.append(settings)
 
     def report(self) -> None:
@@ -153,6 +155,10 @@ def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         trusted = trusting(trusted_by(config, composed.hydra.overrides.task))
         with suppress(OmegaConfBaseException), trusted:  # of values that a run has when it starts, like its number
             asked(config, composed.hydra)
+    hydra_config = cast("DictConfig", self.config).hydra
+    if hydra_config.runtime.choices["hydra/launcher"].startswith("submitit"):  # it prints nothing
+        output = Path(hydra_config.launcher.submitit_folder).parent
+        print(f"submitting {plural(len(batch), 'job')}, whose output goes to {output}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

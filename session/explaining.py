@@ -120,6 +120,14 @@ def _ambiguous(setting: str) -> str:
     return f"{line}; if the comma is part of the value, write {_in_shell(as_setting(key, values))}"
 
 
+def line_of(error: Exception) -> str | None:
+    """What the user reads of an error in one line; None if it is unexpected."""
+    if isinstance(error, UserError):
+        return str(error)
+    # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
+    return explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Print errors as one line and exit with a non-zero status. BEARINGS_TRACEBACK=1 shows the traceback instead."""
@@ -135,11 +143,7 @@ def one_line_errors() -> Iterator[None]:
         if stopping.interrupted():
             stopping.print_stopped()
             sys.exit(stopping.STATUS)
-        if isinstance(error, UserError):
-            kind, line = type(error), str(error)
-        else:
-            # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
-            kind, line = UserError, explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
+        kind, line = type(error) if isinstance(error, UserError) else UserError, line_of(error)
         if line is None or os.environ.get("BEARINGS_TRACEBACK"):
             raise
         if kind is not DivergedError or not launcher.rank():  # all ranks have the same loss

@@ -5,6 +5,8 @@ import re
 import pytest
 from command_support import run_command  # noqa: F401
 from filelock import FileLock
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.errors import MissingConfigException
 
 from bearings.session.explaining import explain
@@ -84,6 +86,23 @@ def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
     for seed in "01":
         assert f"skipped: there/{seed}: another process is training this run" in err
     assert err.endswith("\nskipped 2 runs of the sweep: other processes are training them\n")
+
+
+def test_a_sweep_of_jobs_names_their_output_and_the_reason_of_a_failure(run, monkeypatch):
+    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # starts the runs in this process
+    basic = Plugins.instance().class_name_to_class[target]
+    node = {"_target_": target, "submitit_folder": "${hydra.sweep.dir}/.submitit/%j"}
+    monkeypatch.setitem(ConfigStore.instance().repo["hydra"]["launcher"], "submitit_here.yaml", None)  # restored later
+    ConfigStore.instance().store(group="hydra/launcher", name="submitit_here", node=node)
+    inner = basic.__init__
+    monkeypatch.setattr(basic, "__init__", lambda self, submitit_folder: inner(self))
+    settings = ["task=check", "experiment=debug", "domain=flip_flop", "hydra/launcher=submitit_here"]
+    status, out, err = run(*settings, "-m", "data.length=512,64")
+    assert status == 2
+    assert out.startswith("submitting 2 jobs, whose output goes to runs/.sweep/.submitit\n")
+    reason, _, failed = err.splitlines()
+    assert failed.startswith(f"error: a run of the sweep failed: {reason.removeprefix('error: ')} (task=check ")
+    assert failed.endswith(" data.length=64)")
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_command():
