@@ -62,7 +62,9 @@ class BearingsCache(Cache):
             self.tokens, self.padding = tokens, padding
         else:
             if mask is not None and not mask[:, -tokens.shape[1] :].all():
-                raise ValueError("attention_mask: tokens that follow others in a cache cannot be padding")
+                if mask.shape[1] != before + tokens.shape[1]:
+                    raise ValueError("attention_mask: tokens that follow others in a cache cannot be padding")
+                self.padding, self.rows = padding, []  # rows of which only padding has been seen
             self.tokens = torch.cat([self.tokens, tokens], 1)
         end = self.get_seq_length()
         if end > self.capacity:

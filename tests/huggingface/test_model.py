@@ -116,6 +116,7 @@ def test_exported_models_generate_the_same_samples(kind, tmp_path, monkeypatch, 
     greedy = model.generate(left, **given)
     for row, n in enumerate(PADDING):
         assert torch.equal(greedy[row, LENGTH:], sample(transformer, ids[[row], : LENGTH - n], NEW, temperature=0)[0])
+    assert torch.equal(model.generate(left, prefill_chunk_size=2, **given), greedy)  # the first parts are padding
     beams = [model.generate(left, num_beams=2, use_cache=use_cache, **given) for use_cache in (True, False)]
     assert torch.equal(*beams)
     assert model.generate(left, do_sample=True, num_return_sequences=2, **given).shape == (6, LENGTH + NEW)
