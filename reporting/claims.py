@@ -34,7 +34,8 @@ class Claim(Options):
         context: the context length in tokens with which the first split is scored; null for `split` or `times`.
         times: a context length as a multiple of the trained one. The loss is claimed to rise less up to it than that of
             `than`. Null for `split` or `context`.
-        published: the difference of losses that others report, in the unit of the table; null if they report none.
+        published: the difference that others report, in the unit of the table, below 0 if `model` has the lower loss;
+            null if they report none.
     """
 
     claim: str
@@ -50,6 +51,11 @@ class Claim(Options):
             raise ValueError(f"claims, {self.model}: give context, or than with one of split, context and times")
         if self.times == 1:
             raise ValueError(f"claims, {self.model}: times=1 is the trained length: give a larger number")
+        if self.than is not None and self.published is not None and not self.published < 0:
+            raise ValueError(
+                f"claims, {self.model}: published={self.published}: give the loss of {self.model} minus that of "
+                f"{self.than}, which is below 0 if the claim is true"
+            )
 
 
 def read_claims(given: Any) -> list[Claim]:

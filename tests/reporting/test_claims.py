@@ -210,6 +210,10 @@ def test_many_claims_are_counted():
         ),
         ("claims: [{claim: a, model: rope, times: 3}]", "claims, rope: give context, or than with one of"),
         ("claims: [{claim: a, model: rope, than: pope, times: 1}]", "claims, rope: times=1 is the trained length"),
+        (
+            "claims: [{claim: a, model: rope, than: pope, split: test, published: 0.02}]",
+            "claims, rope: published=0.02: give the loss of rope minus that of pope",
+        ),
         ("claims: [{claim: a, model: rope, context: 0}]", "context=0: it must be at least 1"),
         ("claims: [{claim: 3, model: rope, context: 8}]", "claim=3"),
         ("claims: [{claim: a, context: 8}]", "model"),
