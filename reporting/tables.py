@@ -185,10 +185,11 @@ def _in_table(text: str) -> str:
     return as_markdown(text).replace("|", "\\|")
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
+def write_csv(path: Path, rows: Sequence[Row], first: Sequence[str] = ()) -> None:
     """Write rows with unrounded values; an interval becomes two columns. The file is replaced only when complete.
 
-    Text that a spreadsheet would run as a formula gets a leading apostrophe, as OWASP recommends ("CSV Injection").
+    The columns are `first`, also without rows, then the other keys of the rows. Text that a spreadsheet would
+    run as a formula gets a leading apostrophe, as OWASP recommends ("CSV Injection").
     """
     flat = []
     for row in rows:
@@ -200,7 +201,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
                 flat[-1][key] = value
     # A row without an interval must not add a third column next to the low and high columns of other rows.
     pairs = {key.removesuffix("_low") for row in flat for key in row if key.endswith("_low")}
-    keys = dict.fromkeys(key for row in flat for key in row if key not in pairs)
+    keys = dict.fromkeys([*first, *(key for row in flat for key in row if key not in pairs)])
     with written_whole(path) as file:
         writer = csv.writer(file)
         writer.writerow(keys)

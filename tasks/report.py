@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ..reporting.reading import read_study
 from ..reporting.remarks import remarks
 from ..reporting.scores import study_scores
 from ..reporting.sections import Sections
-from ..reporting.study import Study
+from ..reporting.study import Study, Trouble
 from ..reporting.tables import as_markdown, write_csv
 from ..session.command import Command
 from ..session.overrides import choices_of
@@ -86,7 +87,8 @@ class Report(Task):
             for section in sections:
                 for table in section.tables:
                     table.write(making / "tables")
-            write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles])
+            named = [field.name for field in fields(Trouble)]
+            write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles], named)
             write_text(making / "report.md", self._markdown(study, sections, results))
             write_page(making / "index.html", study, _shown(study, sections), results, remarks())
             put(making, self.out)

@@ -113,6 +113,8 @@ def test_runs_are_read_alike_by_several_processes(tmp_path, monkeypatch):
 def test_runs_left_out_are_in_every_output(tmp_path, report):
     for seed in (0, 1):
         path = make_run(tmp_path / "runs", "rope", seed)
+    folder, _ = report()
+    assert (folder / "left-out.csv").read_text().split() == ["place,state,why"]
     spoil_failed(path)
     folder, out = report()
     assert f"failed: {path.relative_to(tmp_path)}, step 20 of 20: the loss was not finite" in out
