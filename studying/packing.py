@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from filelock import FileLock
@@ -12,6 +12,8 @@ from ..core.errors import UserError
 from ..core.packed_paths import Content, PackedPath
 from ..core.whole_files import remove_whole
 from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, write_packed
+from ..reporting.planned import TUNED, searched_rows
+from ..reporting.tables import write_csv
 
 # All files of a kept copy.
 FILES = (
@@ -29,12 +31,15 @@ def study_lock(study: Path) -> FileLock:
 def pack(study: Path) -> int:
     """Pack every kept run in `study/runs`, replacing an earlier run of the same name, and delete its folder.
 
+    Packed files of the same study from another machine, in a folder `study/runs/NAME`, are added and deleted likewise,
+    with the results of its searches. Of runs and searches that both have, those of `study` remain.
+
     The new packed files are read back and compared with the folders before they replace the old ones. Folders are
     deleted last; until then reports read the folders. A run is not packed if it lacks files, or has others, such as
     checkpoints.
 
     Returns:
-        The number of packed runs.
+        The number of packed runs and added folders.
 
     Raises:
         UserError: a file is damaged, or packing would lose information.
@@ -48,11 +53,13 @@ def pack(study: Path) -> int:
             if RUN.fullmatch(name := "/".join(path.parts[-3:]))
             if (path / "manifest.json").exists() and _is_complete(path) and not others_in(path)
         }
-        if not folders:
+        others = [file.parent for file in sorted((study / "runs").glob(f"*/{RUNS}"))]
+        if not (folders or others):
             _remove_empty(study / "runs")
             return 0
         added = {name: _files_in(path) for name, path in folders.items()}
-        tree = {name: path.files for name, path in read_packed(study).items()} | added
+        before = {name: path.files for place in (*others, study) for name, path in read_packed(place).items()}
+        tree = before | added
         with tempfile.TemporaryDirectory(prefix=".packing.", dir=study) as place:
             try:
                 write_packed(Path(place), tree)
@@ -61,10 +68,23 @@ def pack(study: Path) -> int:
             _refuse_loss(study, tree, read_packed(Path(place)))
             for name in (RECORDS, RUNS):  # unused rows of records are harmless
                 (Path(place) / name).replace(study / name)
+        _add_searches(study, others)
         for path in folders.values():
             remove_whole(path)
+        for file in [other / name for other in others for name in (RUNS, RECORDS, TUNED)]:
+            file.unlink(missing_ok=True)
         _remove_empty(study / "runs")
-        return len(folders)
+        return len(folders) + len(others)
+
+
+def _add_searches(study: Path, others: Sequence[Path]) -> None:
+    """Add the results of searches in the folders `others`, unless `study` has results for the same runs."""
+    rows = searched_rows(study)
+    for other in others:
+        known = {row["run"] for row in rows}
+        rows += [row for row in searched_rows(other) if row["run"] not in known]
+    if rows and others:
+        write_csv(study / TUNED, sorted(rows, key=lambda row: row["run"]))
 
 
 def _remove_empty(folder: Path) -> None:

@@ -16,6 +16,7 @@ from bearings.core.errors import UserError
 from bearings.core.packed_paths import PackedPath
 from bearings.domains.records import Records
 from bearings.reporting.packed import RECORDS, RUNS, packed_names, read_packed
+from bearings.reporting.planned import TUNED, searched_rows
 from bearings.reporting.reading import read_study
 from bearings.session.run_directory import RunDirectory
 from bearings.studying import packing
@@ -41,6 +42,11 @@ def make_study(folder, *seeds, encoding="rope"):
         keep_in_study(path, folder / "runs" / path.relative_to(folder.parent / "trained"))
         shutil.rmtree(path)
     return folder
+
+
+def files_by_run(study):
+    names = ("manifest.json", "metrics.csv")
+    return {run: {name: path.files[name] for name in names} for run, path in read_packed(study).items()}
 
 
 def files_of(study):
@@ -161,6 +167,30 @@ def test_a_run_that_is_kept_again_replaces_the_packed_one(tmp_path):
     curves = {name: (path / "metrics.csv").read_text() for name, path in read_packed(study).items()}
     assert len(curves) == 2
     assert [name.rpartition("-")[2] for name, text in curves.items() if text == "step,valid_nll\n5,3.0\n"] == ["s0"]
+
+
+def test_packed_files_and_searches_of_another_machine_are_added(tmp_path):
+    columns = "run,search,optimizer.learning_rate,valid_nll,seeds,each_seed,chosen\n"
+    here, there = make_study(tmp_path / "here", 0, 1), make_study(tmp_path / "there", 1, 2)
+    (here / TUNED).write_text(f"{columns}encoding=rope,line,0.1,1.0,1,0,True\n")
+    (there / TUNED).write_text(f"{columns}encoding=rope,line,0.2,1.0,1,0,True\nencoding=nope,line,0.3,1.0,1,0,True\n")
+    pack(here)
+    pack(there)
+    copy = here / "runs" / "there"
+    copy.mkdir(parents=True)
+    expected = {**files_by_run(there), **files_by_run(here)}
+    for name in (RUNS, RECORDS, TUNED):
+        shutil.copy(there / name, copy)
+    (copy / "notes.txt").write_text("mine")
+    assert pack(here) == 1
+    assert files_by_run(here) == expected
+    assert len(expected) == 3
+    assert {row["run"]: row["optimizer.learning_rate"] for row in searched_rows(here)} == {
+        "encoding=nope": "0.3",
+        "encoding=rope": "0.1",
+    }
+    assert [path.name for path in copy.iterdir()] == ["notes.txt"]
+    assert pack(here) == 0
 
 
 def test_what_is_no_kept_copy_is_left_where_it_is(tmp_path):
