@@ -280,4 +280,6 @@ def _read(path: Path, columns: list[str] | None = None, texts: Sequence[str] = (
 
 
 def _damaged(path: Path, error: BaseException) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{path} is missing: {RUNS} and {RECORDS} belong together, so copy or restore it")
     return UserError(f"{path} is damaged ({why(error)}): restore the file, for instance from git")

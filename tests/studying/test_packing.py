@@ -375,7 +375,7 @@ def test_a_damaged_file_is_one_line_that_names_it(tmp_path, name, damage):
     assert not found.runs
     (trouble,) = found.troubles
     assert (trouble.place, trouble.state) == (str(study), "unreadable")
-    assert name in trouble.why
+    assert f"{name} is {'missing' if damage == 'absent' else 'damaged'}" in trouble.why
     assert "\n" not in trouble.why
 
 
