@@ -24,7 +24,7 @@ from .study_list import LIST, read_list
 TUNED = "tuning.csv"  # results of the search: columns `run` and `search`, and a column for each setting
 # Paths, of which kept records hold only the file names.
 PLACED = {f"{group}.{key}" for group, keys in PLACES.items() for key in keys}
-NO_RECORD = f"listed in {LIST}, but there is no record"
+NO_RECORD = f"listed in {LIST}, but there is no usable record"
 
 
 def chosen_settings(folder: Path, search: str) -> dict[str, list[str]]:

@@ -185,7 +185,7 @@ def test_missing_seeds_are_listed_once(tmp_path):
     for encoding, seed in (("rope", 0), ("rope", 1), ("rope", 2), ("pope", 0)):
         make_run(tmp_path / "runs", encoding, seed)
     assert [(each.place, each.why) for each in read_study([tmp_path]).troubles] == [
-        ("experiment=debug seed=1 encoding=pope", "listed in study.yaml, but there is no record"),
+        ("experiment=debug seed=1 encoding=pope", "listed in study.yaml, but there is no usable record"),
         ("jsb: pope, seed 2", "other models have this seed"),
     ]
 

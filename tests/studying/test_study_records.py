@@ -191,7 +191,8 @@ def test_what_is_listed_and_has_no_record_is_missing(tmp_path, report):
     for encoding, seed in (("rope", 0), ("rope", 1), ("pope", 0)):
         make_run(tmp_path / "study" / "runs", encoding, seed)
     _, printed = report("task.directories=[study]")
-    assert "missing: experiment=debug seed=1 encoding=pope, listed in study.yaml, but there is no record" in printed
+    reason = "listed in study.yaml, but there is no usable record"
+    assert f"missing: experiment=debug seed=1 encoding=pope, {reason}" in printed
     assert "missing: model.mlp=gelu seed=0 encoding=rope, listed in study.yaml" in printed
     assert printed.count("listed in study.yaml") == 2
     line = "optimizer.learning_rate=5e-05 seed=0 encoding=nope"
