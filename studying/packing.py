@@ -13,6 +13,7 @@ from ..core.packed_paths import Content, PackedPath
 from ..core.whole_files import remove_whole
 from ..reporting.packed import RECORDS, RUN, RUNS, SCORED, Tree, read_packed, write_packed
 from ..reporting.planned import TUNED, searched_rows
+from ..reporting.study_list import LIST
 from ..reporting.tables import write_csv
 
 # All files of a kept copy.
@@ -42,7 +43,7 @@ def pack(study: Path) -> int:
         The number of packed runs and added folders.
 
     Raises:
-        UserError: a file is damaged, or packing would lose information.
+        UserError: a file is damaged, packing would lose information, or a folder `study/runs/NAME` has a list.
     """
     with study_lock(study):
         for abandoned in [*study.glob(".packing.*"), *study.glob("runs/*/*/.*.tmp")]:  # of processes that were killed
@@ -54,6 +55,9 @@ def pack(study: Path) -> int:
             if (path / "manifest.json").exists() and _is_complete(path) and not others_in(path)
         }
         others = [file.parent for file in sorted((study / "runs").glob(f"*/{RUNS}"))]
+        if studies := [path / LIST for path in others if (path / LIST).exists()]:
+            only = f"{RUNS}, {RECORDS} and {TUNED}"
+            raise UserError(f"{studies[0]} would make these runs another study: copy only {only}")
         if not (folders or others):
             _remove_empty(study / "runs")
             return 0

@@ -181,7 +181,10 @@ def test_packed_files_and_searches_of_another_machine_are_added(tmp_path):
     expected = {**files_by_run(there), **files_by_run(here)}
     for name in (RUNS, RECORDS, TUNED):
         shutil.copy(there / name, copy)
-    (copy / "notes.txt").write_text("mine")
+    shutil.copy(there / "study.yaml", copy)
+    with pytest.raises(UserError, match=r"there/study\.yaml would make .* another study: copy only runs\.parquet"):
+        pack(here)
+    (copy / "study.yaml").rename(copy / "notes.txt")
     assert pack(here) == 1
     assert files_by_run(here) == expected
     assert len(expected) == 3
