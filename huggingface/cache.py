@@ -64,7 +64,7 @@ class BearingsCache(Cache):
             if mask is not None and not mask[:, -tokens.shape[1] :].all():
                 if mask.shape[1] != before + tokens.shape[1]:
                     raise ValueError("attention_mask: tokens that follow others in a cache cannot be padding")
-                self.padding, self.rows = padding, []  # rows of which only padding has been seen
+                self.padding, self.rows = padding, []  # the states are computed again, by the new padding
             self.tokens = torch.cat([self.tokens, tokens], 1)
         end = self.get_seq_length()
         if end > self.capacity:
@@ -86,17 +86,13 @@ class BearingsCache(Cache):
         """Pass the tokens from `begin` on through the model; padding gives zeros."""
         if self.rows[0].index is None:
             return model.hidden(tokens[:, begin:], self.rows[0].state)
-        out, end = None, tokens.shape[1]
+        end = tokens.shape[1]
+        out = model.head.weight.new_zeros(len(tokens), end - begin, model.head.in_features)
         for index, padding, state in self.rows:
             first = max(begin, padding)
             if first == end:
                 continue
-            hidden = model.hidden(tokens[index, first:], state)
-            if out is None:
-                out = hidden.new_zeros(len(tokens), end - begin, hidden.shape[-1])
-            out[index, first - begin :] = hidden
-        if out is None:
-            raise ValueError("attention_mask: every token is padding")
+            out[index, first - begin :] = model.hidden(tokens[index, first:], state)
         return out
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

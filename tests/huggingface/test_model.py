@@ -116,7 +116,11 @@ def test_exported_models_generate_the_same_samples(kind, tmp_path, monkeypatch, 
     greedy = model.generate(left, **given)
     for row, n in enumerate(PADDING):
         assert torch.equal(greedy[row, LENGTH:], sample(transformer, ids[[row], : LENGTH - n], NEW, temperature=0)[0])
-    assert torch.equal(model.generate(left, prefill_chunk_size=2, **given), greedy)  # the first parts are padding
+    assert torch.equal(model.generate(left, prefill_chunk_size=2, **given), greedy)
+    wider, wide = (torch.nn.functional.pad(each, (3, 0)) for each in (left, mask))
+    for size in (None, 2):  # the first part is padding in every row
+        again = model.generate(wider, prefill_chunk_size=size, **{**given, "attention_mask": wide})
+        assert torch.equal(again[:, 3:], greedy)
     beams = [model.generate(left, num_beams=2, use_cache=use_cache, **given) for use_cache in (True, False)]
     assert torch.equal(*beams)
     assert model.generate(left, do_sample=True, num_return_sequences=2, **given).shape == (6, LENGTH + NEW)
