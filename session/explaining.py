@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigIndexError, OmegaConfBaseException
 
 from ..core import launcher, stopping
 from ..core.errors import DivergedError, UserError, explain_os_error, nearest_key, one_line, suggestions
@@ -52,6 +52,8 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
     if isinstance(error, ConfigCompositionException) and (found := UNKNOWN_KEY.search(str(error))):
         return _unknown_key(str(getattr(error.__cause__, "full_key", None) or found[1]), settings)
     if isinstance(error, ConfigCompositionException) and (found := NOT_MERGED.fullmatch(str(error))):
+        if isinstance(error.__cause__, ConfigIndexError):
+            return f"{found[1]}: the list has no such position: set the whole list"
         kind = "list" if getattr(error.__cause__, "object_type", None) is list else "mapping"
         return f"{found[1]}: it should be a {kind}"
     if isinstance(error, ValueError) and (found := NO_POSITION.fullmatch(str(error))):

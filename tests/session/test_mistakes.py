@@ -113,6 +113,7 @@ MISTAKES = {
     "optimizer=[1]": "optimizer=[1]: it should be a mapping\n",
     "optimizer={lr:3}": "optimizer.lr: unknown key; ",
     "optimizer.betas.a=1": "optimizer.betas.a=1: a is not a position in a list: set the whole list\n",
+    "optimizer.betas.5=1": "optimizer.betas.5=1: the list has no such position: set the whole list\n",
     "optimizer.betas=[a,0.9]": "optimizer.betas=['a', 0.9]: each value should be a valid number\n",
     "encoding=pattern encoding.layers=[1]": "encoding.layers=[1]: each value should be text or a mapping",
     "task=report task.directories=[1,a]": "task.directories=[1, 'a']: each value should be text, as "
