@@ -144,7 +144,8 @@ def main() -> None:
     arguments = parsed()
     torch.set_float32_matmul_precision("high")
     allow_recompiling()
-    rows, origin = list[dict](), made_by(arguments.commit)
+    origin = made_by(arguments.commit)
+    rows: list[dict] = []
     for size in arguments.sizes:
         for part in arguments.parts:
             new = measure(part, size, arguments.rounds)

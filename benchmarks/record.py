@@ -10,7 +10,7 @@ from ..session.provenance import git_state
 
 
 def parser_of(doc: str | None, out: Path | None = None) -> argparse.ArgumentParser:
-    """A parser with the options `--out`, which is required unless `out` is its default, and `--commit` for `source`."""
+    """A parser with `--out`, which is required unless `out` is its default, and `--commit`, which `source` gets."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=out, required=out is None)
     parser.add_argument("--commit", help="commit of the source tree, if it is not a git checkout")

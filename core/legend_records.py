@@ -11,7 +11,7 @@ LEGENDS = TypeAdapter(dict[str, Legend])
 
 
 def legends_of(manifest: Mapping[str, Any]) -> dict[str, Legend]:
-    """The legends in a manifest, by name. Raises ValueError if they are not in that form."""
+    """The legends in a manifest, by name. Raises ValueError if its entry `portraits` is damaged."""
     try:
         return LEGENDS.validate_python(manifest.get("portraits", {}))
     except ValidationError as error:

@@ -15,7 +15,8 @@ from .options import HoPEHyperbolicOptions
 
 # Queries per block. With more, the factors within a block leave the range of the dtype.
 ROWS = {torch.float64: 128, torch.float32: 16}
-# Limit of the decay per token, so that the factors within a block do not overflow; the previous key's is then e^-11.
+# Largest exponent per token: the factors at the ends of a block, exp(63.5 * 11) or exp(7.5 * 11), do not overflow, and
+# the factor of the previous key, e^-11, is almost 0.
 FASTEST = 11.0
 
 

@@ -133,7 +133,7 @@ def _is_copy(out: Path, run: RunDirectory) -> bool:
 
 
 def _copies(folder: Path, pattern: str, packed: Sequence[PackedPath], but: Sequence[Path]) -> list[AnyPath]:
-    """Kept copies below `folder`. Runs with checkpoints, and folders with other names, as of backups, are not copies.
+    """Kept copies below `folder`. Runs with checkpoints, and folders not named like runs (backups), are not copies.
 
     Args:
         folder: where to search.
