@@ -199,7 +199,10 @@ def _quoted(name: str, value: Any, kind: Any) -> str:
     if not all(isinstance(part, str | int | float) and not isinstance(part, bool) for part in parts):
         return ""
     text = [*map(str, parts)] if isinstance(value, list | tuple) else str(value)
-    return "" if text == value or type_problem("", text, kind) else f', as "{name}={text!r}"'
+    if text == value or type_problem("", text, kind):
+        return ""
+    typed = not any(isinstance(part, float) for part in parts)  # 1e5 has become 100000.0
+    return f', as "{name}={text!r}"' if typed else ": put it in quotes"
 
 
 def _asks_for_list(problem: Mapping) -> bool:

@@ -121,6 +121,7 @@ MISTAKES = {
     "encoding=seqpe encoding.encoder_layers=100000000": "encoding.encoder_layers=100000000: it must be at most 1,024",
     "trainer.accelerator=cpu trainer.devices=0": "trainer.devices=0: no GPU is used: give the number of CPU processes",
     "runs=2024": "runs=2024: it should be text, as \"runs='2024'\"\n",
+    "runs=1e5": "runs=100000.0: it should be text: put it in quotes\n",
     "trainer.match_steps=2 trainer.distil_steps=3 trainer.steps=4": "trainer.steps=4: it must be at least "
     "trainer.match_steps=2 plus trainer.distil_steps=3\n",
     "domain=genome domain.valid=true": "domain.valid=true: it should be a list\n",
