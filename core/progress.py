@@ -54,7 +54,7 @@ def _lines(title: str, total: float | None, console: Console, in_bytes: bool) ->
     def lines() -> None:
         while not ended.wait(EVERY):
             if _shown[-1] is ended:
-                console.print(line(title, *state, time.monotonic() - began), soft_wrap=True)
+                console.print(line(title, *state, time.monotonic() - began))
 
     def report(done: float, total: float | None = None) -> None:
         nonlocal state

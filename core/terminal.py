@@ -17,10 +17,18 @@ def printable(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console that prints strings literally, also in tables and titles. Use `Text` objects for styles."""
+    """A console that prints strings literally, also in tables and titles. Use `Text` objects for styles.
+
+    It breaks lines of tables only, so that paths and commands in other lines can be found and copied.
+    """
 
     def __init__(self, **options: Any):
         super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        if all(isinstance(each, str | Text) for each in objects):
+            options.setdefault("soft_wrap", True)
+        super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)

@@ -274,7 +274,7 @@ class ProgressLine(Callback):
         self.bar.update(self.task, completed=step, text=text)
         if not self.console.is_terminal and (now - self.printed[0] > EVERY_S or step == trainer.max_steps):
             left = (now - self.began[0]) / (step - self.began[1]) * (trainer.max_steps - step)
-            self.console.print(f"step {step}/{trainer.max_steps}  {text}  {duration(left)} left", soft_wrap=True)
+            self.console.print(f"step {step}/{trainer.max_steps}  {text}  {duration(left)} left")
             self.printed = (now, step)
 
     def on_exception(self, trainer: Trainer, module: LanguageModel, exception: BaseException) -> None:

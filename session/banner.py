@@ -130,7 +130,7 @@ def print_lines(session: Session, lines: Mapping[str, str]) -> None:
     if not session.console.is_terminal:
         width = max(map(len, lines))
         for label, line in lines.items():
-            session.console.print(f"{label:<{width}}  {line}", soft_wrap=True)
+            session.console.print(f"{label:<{width}}  {line}")
         return
     grid = Table.grid(padding=(0, 2))
     for label, line in lines.items():

@@ -193,7 +193,7 @@ def last_good_checkpoint(session: Session, run: RunDirectory, vocabulary: int) -
         except DamagedCheckpointError:
             if path == there[-1]:
                 raise
-            session.console.print(f"{path} is damaged: using the previous checkpoint", soft_wrap=True)
+            session.console.print(f"{path} is damaged: using the previous checkpoint")
     return None, 0, -1
 
 

@@ -76,7 +76,7 @@ def print_next_steps(session: Session, run: RunDirectory) -> None:
     session.console.print("\nnext steps")
     for purpose, arguments in next_steps(session, run).items():
         session.console.print(f"  {purpose}:")
-        session.console.print(f"    {program()} {shlex.join(arguments)}", soft_wrap=True)
+        session.console.print(f"    {program()} {shlex.join(arguments)}")
 
 
 def program() -> str:

@@ -309,7 +309,7 @@ class Session(Command):
         run.check_data(store.manifest)
         transformer = self.load(run.checked_best(), store.manifest["vocabulary"])
         if unfinished := run.unfinished():
-            self.console.print(unfinished, soft_wrap=True)
+            self.console.print(unfinished)
         return store, transformer
 
     def refuse_untested(self, split: str) -> None:

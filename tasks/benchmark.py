@@ -66,7 +66,7 @@ class Benchmark(Task):
         found: dict[str, Items] = {}
         for name, questions in self._questions(session):
             if questions.note:
-                session.console.print(f"{name}: {questions.note}", soft_wrap=True)
+                session.console.print(f"{name}: {questions.note}")
             items = scored(session, transformer, domain, name, questions.limited(self.limit), self.prefix)
             if items is not None:
                 found[name] = items
@@ -77,7 +77,7 @@ class Benchmark(Task):
         session.console.print(scores_table(found).on_console())
         if self.limit is None:
             names = ", ".join(f"{name}.npz" for name in found)
-            session.console.print(f"wrote {names} in {run.benchmarks}", soft_wrap=True)
+            session.console.print(f"wrote {names} in {run.benchmarks}")
         else:
             session.console.print(f"task.limit={self.limit}: nothing was saved")
 
@@ -92,7 +92,7 @@ class Benchmark(Task):
             elif self.chosen or benchmark.download:
                 names = " or ".join(form.names[0] for form in benchmark.forms)
                 where = f"is not in {self.path}" if self.path else "has to be given with task.path=FOLDER"
-                session.console.print(f"left out {name}: {names} {where}", soft_wrap=True)
+                session.console.print(f"left out {name}: {names} {where}")
 
 
 def scored(
@@ -104,11 +104,11 @@ def scored(
         pairs = encode_pairs(pairs_of(questions.items), domain.codec, prefix)
     if (longest := max(len(then) for _, then in pairs)) > length:
         reason = f"a continuation has {longest:,} tokens, more than data.length={length:,}"
-        session.console.print(f"left out {name}: {reason}", soft_wrap=True)
+        session.console.print(f"left out {name}: {reason}")
         return None
     if cut := sum(len(context) + len(then) > length + 1 for context, then in pairs):
         part = f"{cut:,} of {len(pairs):,} texts were cut from the left to data.length={length:,} tokens"
-        session.console.print(f"{name}: {part}", soft_wrap=True)
+        session.console.print(f"{name}: {part}")
     given = length, session.settings.precision, session.evaluation.tokens_per_batch
     with shown(f"scoring {name}", len(pairs), console=session.console) as report:
         nats, greedy = continuation_nats(transformer, pairs, *given, report)

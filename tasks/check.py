@@ -28,5 +28,4 @@ class Check(Task):
         state = "finished" if run.manifest.get("finished") else "started" if run.last.exists() else "not started"
         lines["run"] = f"{run.path} ({state})"
         print_lines(session, lines)
-        valid = "The configuration is valid. Nothing was trained; leave out task=check to train."
-        session.console.print(valid, soft_wrap=True)
+        session.console.print("The configuration is valid. Nothing was trained; leave out task=check to train.")

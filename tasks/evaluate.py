@@ -36,7 +36,7 @@ class Evaluate(Task):
         run.note_score(self.split)
         print_results(session, run, store, self.split, records, f"{self.split} split of {run.path}")
         if changed := run.changed_source():
-            session.console.print(changed, soft_wrap=True)
+            session.console.print(changed)
 
 
 def score(session: Session, transformer: Transformer, store: Store, split: str) -> Records:

@@ -92,11 +92,11 @@ class Export(Task):
                 folder.rmdir()
         shown = [name for name in files if not any(fnmatch(name, pattern) for pattern in CODE)]
         for name in shown:
-            session.console.print(f"wrote {folder / name}", soft_wrap=True)
+            session.console.print(f"wrote {folder / name}")
         if len(shown) < len(files):
-            session.console.print(f"wrote {len(files) - len(shown)} files of code, *bearings*.py", soft_wrap=True)
+            session.console.print(f"wrote {len(files) - len(shown)} files of code, *bearings*.py")
         if unfinished := run.unfinished():
-            session.console.print(unfinished, soft_wrap=True)
+            session.console.print(unfinished)
 
     def _written(self, session: Session, run: RunDirectory, store: Mapping[str, Any], folder: Path) -> list[str]:
         """Write all files to `folder`, each completely, and return their names."""

@@ -92,7 +92,7 @@ class Extrapolate(Task):
         if longest := transformer.longest:
             if left_out := [f"{context:,}" for context in contexts if context > longest]:
                 beyond = f"the encoding's longest, {longest:,} tokens"
-                session.console.print(f"left out contexts beyond {beyond}: {', '.join(left_out)}", soft_wrap=True)
+                session.console.print(f"left out contexts beyond {beyond}: {', '.join(left_out)}")
             contexts = [context for context in contexts if context <= longest]
         asked = self._asked(forms, contexts, trained)
         with _locked(file):
@@ -103,7 +103,7 @@ class Extrapolate(Task):
         todo = [each for each in asked if (self._name(each[0]), each[1]) not in there]
         if len(todo) < len(asked):
             done = f"{len(asked) - len(todo)} of {len(asked)} results exist already"
-            session.console.print(f"{done}; delete {file} to compute them again", soft_wrap=True)
+            session.console.print(f"{done}; delete {file} to compute them again")
         try:
             for form, context in todo:  # raises errors before hours of scoring
                 stretch_to(transformer, self._stretch(form, context, trained))
@@ -129,7 +129,7 @@ class Extrapolate(Task):
         for part in table.turned_on_console("stretch", "context", session.console.width, hidden=("model", "seeds")):
             session.console.print(part)
         session.console.print(*table.notes, sep="\n")
-        session.console.print(f"wrote {file}", soft_wrap=True)
+        session.console.print(f"wrote {file}")
 
     def _asked(self, allowed: Sequence[str], contexts: Sequence[int], trained: int) -> list[tuple[str, int]]:
         """Methods and contexts, starting with the trained length, with which all others are compared."""

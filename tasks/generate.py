@@ -61,9 +61,9 @@ class Generate(Task):
 
     def _list(self, session: Session, written: Sequence[Path]) -> None:
         for path in written[:SHOWN]:
-            session.console.print(f"wrote {path}", soft_wrap=True)
+            session.console.print(f"wrote {path}")
         if len(written) > SHOWN:
-            session.console.print(f"... and {len(written) - SHOWN} more files in {written[0].parent}", soft_wrap=True)
+            session.console.print(f"... and {len(written) - SHOWN} more files in {written[0].parent}")
 
     def _samples(self, session: Session, run: RunDirectory, transformer: Transformer, store: Store) -> None:
         ids = np.array([session.domain.start])
@@ -139,7 +139,7 @@ def draw_samples(
         if model.longest is not None and model.longest - tokens < session.data.length:
             limit = f"the encoding's longest context, {model.longest:,} tokens, which includes the sample"
         part = f"the model sees the last {seen.shape[1]:,} of the prompt's {prompt.shape[1]:,} tokens"
-        session.console.print(f"{part}, because of {limit}", soft_wrap=True)
+        session.console.print(f"{part}, because of {limit}")
     with shown("sampling", tokens, console=session.console) as report:
         start, never = seen.to(session.settings.device), (session.domain.start,)
         try:
@@ -147,9 +147,7 @@ def draw_samples(
         except ValueError as error:
             raise UserError(f"task.{error}") from error
     if len(drawn) > 1 and bool((drawn == drawn[0]).all()):
-        session.console.print(
-            "all samples are the same; a higher temperature, top_k or top_p makes them differ", soft_wrap=True
-        )
+        session.console.print("all samples are the same; a higher temperature, top_k or top_p makes them differ")
     return torch.cat([prompt, drawn.cpu()], 1).tolist()
 
 
@@ -186,7 +184,7 @@ def write_measures(
     session.console.print()
     session.console.print(table.on_console())
     session.console.print(*table.notes, sep="\n")
-    session.console.print(f"wrote {file}", soft_wrap=True)
+    session.console.print(f"wrote {file}")
 
 
 def print_preview(session: Session, files: Sequence[Path]) -> None:
@@ -199,9 +197,9 @@ def print_preview(session: Session, files: Sequence[Path]) -> None:
 
 def _print_text(session: Session, title: str, text: str, file: Path) -> None:
     session.console.print(f"\n{title}")
-    session.console.print(text, soft_wrap=True)
+    session.console.print(text)
     if file.suffix == ".mid":
-        session.console.print(f"listen: open {file} in a MIDI player, or the page of task=report", soft_wrap=True)
+        session.console.print(f"listen: open {file} in a MIDI player, or the page of task=report")
 
 
 def _preview(domain: Domain, file: Path) -> str:

@@ -25,4 +25,4 @@ class Keep(Task):
     def __call__(self, session: Session) -> None:
         kept = keep_run(Path(session.config["run"]), self.out)
         size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
-        session.console.print(f"kept {size / 1024:,.0f} KiB in {kept}", soft_wrap=True)
+        session.console.print(f"kept {size / 1024:,.0f} KiB in {kept}")

@@ -43,7 +43,7 @@ class Mechanisms(Task):
         store, transformer = session.trained(run)
         written = write_mechanisms(session, transformer, store, run)
         for path in written:
-            session.console.print(f"wrote {path}", soft_wrap=True)
+            session.console.print(f"wrote {path}")
         for name, reason in undefined(transformer).items():
             session.console.print(f"no {name}.csv for encoding={session.config['names']['encoding']}: {reason}")
 

@@ -121,20 +121,20 @@ class Report(Task):
     def _show(self, session: Command, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> None:
         console = session.console
         for trouble in study.troubles:
-            console.print(f"{trouble.state}: {trouble.place}, {trouble.why}", soft_wrap=True)
+            console.print(f"{trouble.state}: {trouble.place}, {trouble.why}")
         for section in sections[:1]:
             table, *_ = section.tables
             console.print(table.on_console(BRIEF, groups=("domain", "split")))
             for note in table.notes:
-                console.print(note, soft_wrap=True)
+                console.print(note)
             console.print()
         for line in study.legend().values():
-            console.print(line, soft_wrap=True)
+            console.print(line)
         for result in results:
             console.print(result.name)
             for clause in result.clauses:
                 console.print(Padding(clause, (0, 0, 0, 2), expand=False))
-        console.print(f"wrote {self.out / 'index.html'}, with report.md, tables/ and plots/", soft_wrap=True)
+        console.print(f"wrote {self.out / 'index.html'}, with report.md, tables/ and plots/")
 
 
 def remove_abandoned(out: Path) -> None:

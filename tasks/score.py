@@ -63,7 +63,7 @@ class Score(Task):
         session.console.print(table_of(records, rows, f"files scored by {run.path}", domain.name).on_console())
         if self.out:
             add_scores(self.out, [{"run": str(run.path.absolute()), **row} for row in rows], columns)
-            session.console.print(f"wrote {self.out}", soft_wrap=True)
+            session.console.print(f"wrote {self.out}")
 
 
 def make_folder(file: Path) -> None:

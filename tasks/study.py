@@ -95,14 +95,14 @@ class Study(Task):
             waiting, ready = sum(each.waiting for each in searches), len(planned) - len(searches)
             done = f"searches to do: {len(searches)}, before the {plural(waiting, 'run')} whose settings they choose"
             done += f"; of {plural(ready, 'other run')}, {finished} are finished" if ready else ""
-        session.console.print(done, soft_wrap=True)
+        session.console.print(done)
         for differing, count in Counter(each.other_data for each in planned if isinstance(each, Planned)).items():
             if differing:
-                session.console.print(f"{count} of them with other data ({differing}): {REMEDY}", soft_wrap=True)
+                session.console.print(f"{count} of them with other data ({differing}): {REMEDY}")
         if self.dry:
             for each in planned:
                 state = "finished" if each.finished else "to do   "
-                session.console.print(state, " ".join(each.settings), soft_wrap=True)
+                session.console.print(state, " ".join(each.settings))
             return
 
         known = {each.path for each in planned}  # so that nothing is trained or searched twice
@@ -129,7 +129,7 @@ class Study(Task):
 
 def _report(session: Command, folder: Path) -> None:
     write_summary(folder)
-    session.console.print(f"wrote {folder / 'README.md'}", soft_wrap=True)
+    session.console.print(f"wrote {folder / 'README.md'}")
 
 
 def _faults(session: Command, folder: Path) -> list[str]:
@@ -149,9 +149,9 @@ def _report_all(session: Command) -> None:
     for path, text in pages.items():
         write_text(path, text)
     written = " and ".join(map(str, pages))
-    session.console.print(f"wrote {written}, and the READMEs of {len(names)} studies", soft_wrap=True)
+    session.console.print(f"wrote {written}, and the READMEs of {len(names)} studies")
     for path in write_figures():
-        session.console.print(f"wrote {path}", soft_wrap=True)
+        session.console.print(f"wrote {path}")
 
 
 def _check_readme() -> None:

@@ -53,14 +53,14 @@ class Train(Task):
         store = session.store()
         gc.collect()  # in a sweep, the model before this one may still take up memory
         model = session.model_in_place(store.manifest["vocabulary"], training=True)
-        session.console.print(Text("bearings", "bold"), f" {run.path}", soft_wrap=True)
+        session.console.print(Text("bearings", "bold"), f" {run.path}")
         memory = session.step_memory(model.transformer)
         graphs = session.cuda_graphs(model.transformer, memory)
         print_lines(session, banner_lines(session, store, model, memory, graphs))
         first = launcher.rank() == 0
         run.check_data(store.manifest)
         if first and (changed := run.changed_source()):
-            session.console.print(changed, soft_wrap=True)
+            session.console.print(changed)
         if not run.manifest.get("finished"):
             session.refuse_too_large_a_step(memory)
             with ExitStack() as held:
@@ -83,7 +83,7 @@ class Train(Task):
         else:
             if first:
                 run.keep_config()
-            session.console.print(f"already finished; to train it again, delete {run.path}", soft_wrap=True)
+            session.console.print(f"already finished; to train it again, delete {run.path}")
         if first:
             self._show(session, run, store)
 
@@ -136,6 +136,6 @@ class Train(Task):
             print_results(session, run, store, split, Records.load(file), title)
         for folder in (run.path / "samples", run.path / "plots"):
             if files := sorted(file.name for file in folder.glob("*")):
-                session.console.print(f"wrote {folder}: {', '.join(files)}", soft_wrap=True)
+                session.console.print(f"wrote {folder}: {', '.join(files)}")
         print_preview(session, sorted((run.path / "samples").glob("*")))
         print_next_steps(session, run)

@@ -45,7 +45,7 @@ class Search(Train):
 
     def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
         score = Records.load(run.records("valid")).nats_per_token
-        session.console.print(f"{self.point}: {score:.4f} on validation", soft_wrap=True)
+        session.console.print(f"{self.point}: {score:.4f} on validation")
 
 
 class Tune(Task):
@@ -96,14 +96,14 @@ class Tune(Task):
         title = f"{names['domain']}, {names['encoding']}: search"
         session.console.print(Table("tune", title, columns, rows, []).on_console())
         if self.numbers is not None:
-            session.console.print(f"wrote {path}", soft_wrap=True)
+            session.console.print(f"wrote {path}")
             return
         if _at_edge(best, rows):
             session.console.print(
                 "the best rate is at the edge of the grid: widen it with task.rates, for all encodings"
             )
         chosen = " ".join(f"{key}={best[key]}" for key in keys)
-        session.console.print(f"wrote {path}; to use the best, set {chosen}", soft_wrap=True)
+        session.console.print(f"wrote {path}; to use the best, set {chosen}")
 
     def check(self, session: Session) -> Path:
         """The path of the table of results, named like the runs but without the settings that vary and the seed.
@@ -169,7 +169,7 @@ class Tune(Task):
         try:
             Search(text)(here)
         except DivergedError as error:
-            session.console.print(f"{text}: {error}", soft_wrap=True)
+            session.console.print(f"{text}: {error}")
             return float("inf")
         return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
 

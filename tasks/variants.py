@@ -77,7 +77,7 @@ class Variants(Task):
             if result.rows:
                 session.console.print(result.on_console())
             session.console.print(*result.notes, sep="\n")
-            session.console.print(f"wrote {run.benchmarks / name}.npz", soft_wrap=True)
+            session.console.print(f"wrote {run.benchmarks / name}.npz")
 
     def _window(self, session: Session, domain: Genome) -> int:
         """Bases around a variant, a whole number of tokens, so that both strands are cut at the same places."""

@@ -28,9 +28,16 @@ def test_what_a_terminal_would_obey_is_shown():
 def test_lines_and_tables_show_text_as_it_is():
     console = PlainConsole(file=io.StringIO(), width=250)
     text = MARKUP + ESCAPES
-    console.print(text, Text("ours", "bold"), soft_wrap=True)
+    console.print(text, Text("ours", "bold"))
     console.print(Table("slug", text, {"model": (text, str)}, [{"model": text}], []).on_console())
     assert console.file.getvalue().count(MARKUP + printable(ESCAPES)) == 4
+
+
+@pytest.mark.parametrize("force_terminal", [False, True])
+def test_lines_are_printed_whole(force_terminal):
+    console = PlainConsole(file=io.StringIO(), width=20, force_terminal=force_terminal)
+    console.print("the best rate is at the edge of the grid", Text("of all encodings"))
+    assert console.file.getvalue() == "the best rate is at the edge of the grid of all encodings\n"
 
 
 def test_a_bar_s_title_is_no_markup():
