@@ -1,13 +1,10 @@
 """task=convert: train a run that starts from a pretrained RoPE model and ends with another encoding."""
 
-from typing import Any
-
 from ..core.errors import UserError
 from ..lightning_modules.outline import outlined
 from ..session.conversion import starts_exactly
 from ..session.models import build_transformer
 from ..session.pretrained import ROPE
-from .options import ConvertOptions
 from .train import Train
 
 EXACT, STAGED = {"anneal_steps": 1 / 2}, {"match_steps": 1 / 4, "distil_steps": 1 / 4}  # shares of the steps
@@ -18,13 +15,7 @@ class Convert(Train):
 
     An encoding that can start exactly replaces the rotation over the first half of the steps. Other encodings first
     match the outputs of attention, then the predictions, for a quarter of the steps each.
-
-    Args:
-        options: fields of `ConvertOptions`.
     """
-
-    def __init__(self, **options: Any):
-        super().__init__(**vars(ConvertOptions(**options)))
 
     def configured(self, config: dict) -> dict:
         if "pretrained" not in config:
