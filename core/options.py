@@ -18,9 +18,11 @@ REQUIRED = inspect.Parameter.empty  # default of an option without a default
 LARGEST = 2**63  # integers must be smaller in absolute value, for PyTorch and for config.yaml
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Layers = Annotated[int, Field(ge=1, le=1024)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Below1 = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=LARGEST)]
 Folder = Annotated[str, Field(min_length=1)]
 Place = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]

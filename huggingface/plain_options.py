@@ -3,8 +3,8 @@
 The export has checked the values in config.json.
 """
 
-Count = Natural = int
-Positive = NonNegative = Share = float
+Count = Natural = Layers = int
+Positive = NonNegative = Share = Below1 = float
 Place = str
 
 

@@ -7,11 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..core.options import Count, Natural, NonNegative, Options, Place, Positive, Share
+from ..core.options import Below1, Count, Layers, Natural, NonNegative, Options, Place, Positive, Share
 
 Schedule = Literal["cosine", "linear", "constant"]
-Below1 = Annotated[float, Field(ge=0, lt=1)]
-Layers = Annotated[int, Field(ge=1, le=1024)]
 Size = Annotated[int, Field(ge=1, le=2**18)]  # above any realistic size; shared configurations may be malicious
 
 

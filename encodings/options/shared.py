@@ -5,10 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...core.options import Count, NonNegative, Positive, Share
+from ...core.options import Below1, Count, Layers, NonNegative, Positive, Share
 from .base import WindowOptions
-
-Below1 = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class SeqPEOptions(WindowOptions):
     """
 
     length: Annotated[int, Field(ge=2, le=10**9)] = 20000
-    encoder_layers: Annotated[int, Field(ge=1, le=1024)] = 2
+    encoder_layers: Layers = 2
     dropout: Below1 = 0.1
     shift_rate: Share = 0.1
     contrastive: NonNegative = 0.1
