@@ -13,9 +13,9 @@ import yaml
 from conftest import composed
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from rich.console import Console
 
 from bearings.core.legends import Elements, Legend
+from bearings.core.terminal import PlainConsole
 from bearings.domains.records import Records
 from bearings.lightning_modules.outline import outlined
 from bearings.session.command import Command
@@ -167,7 +167,7 @@ def report_task(tmp_path, monkeypatch):
     def run(*overrides):
         plain = composed("task=report", *overrides)
         plain["names"] = {"domain": "jsb", "encoding": "pope", "model": "small"}
-        command = Command(plain, Console(file=io.StringIO(), width=250))
+        command = Command(plain, PlainConsole(file=io.StringIO(), width=250))
         build(plain["task"], "task")(command)
         return tmp_path / "report", command.console.file.getvalue()
 

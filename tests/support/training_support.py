@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Letters, composed
-from rich.console import Console
 
+from bearings.core.terminal import PlainConsole
 from bearings.domains.baseline_records import kept_baselines
 from bearings.lightning_modules.callbacks import ProgressLine
 from bearings.session.configuration import build
@@ -64,7 +64,7 @@ def without_drawing(metrics, stem, names):
 
 def go(plain, drawn=False):
     session = Session.of(plain)
-    session.console = Console(file=io.StringIO(), width=200)
+    session.console = PlainConsole(file=io.StringIO(), width=200)
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
             patch.setattr(train, "plot_losses", without_drawing)
