@@ -51,8 +51,8 @@ def test_formats_and_compression_agree(tmp_path, pack):
     path.write_bytes(pack(b"\n" + jsonl(["ä\r\nb", "", "\0"], "body") + b"\r\n"))
     assert [text for _, text in read(path, field="body")] == ["ä\r\nb", "", "\0"]
     path = tmp_path / f"x.txt{ending}"
-    path.write_bytes(pack("ä\r\nb\u2028\x85c".encode()))
-    assert read(path) == [(path.name, "ä\r\nb\u2028\x85c")]
+    path.write_bytes(pack("ä\r\nb\u2028\x85c\n\ufeffd".encode()))
+    assert read(path) == [(path.name, "ä\r\nb\u2028\x85c\n\ufeffd")]
 
 
 def test_hidden_files_and_folders_are_skipped(tmp_path):
@@ -107,6 +107,7 @@ BAD = {
     "empty.txt.gz": (gzip.compress(b""), r"empty.txt.gz is empty"),
     "nothing.jsonl": (b"\n \n", r"nothing.jsonl has no rows"),
     "cut.txt.gz": (gzip.compress(b"line\n" * 5000)[:-9], r"cut.txt.gz cannot be read after line \d+ \("),
+    "padded.txt.gz": (gzip.compress(b"line\n") + bytes(99), r"padded.txt.gz cannot be read after line 0 \(it ends in z"),
     "cut.jsonl.zst": (zst(jsonl(["x"] * 50))[:-5], r"cut.jsonl.zst cannot be read after line \d+ \(Truncated"),
     "plain.txt.gz": (b"plain", r"plain.txt.gz cannot be read after line 0 \(Not a gzipped"),
     "plain.txt.zst": (b"plain", r"plain.txt.zst cannot be read after line 0"),

@@ -88,6 +88,7 @@ DAMAGED = {
     "cut gzip": (gzip.compress(fasta(BASES).encode())[:-9], "is truncated"),
     "changed gzip": (gzip.compress(fasta(BASES).encode())[:-8] + bytes(8), "is damaged (CRC check failed"),
     "rubbish after gzip": (gzip.compress(fasta(BASES).encode()) + b"more", "is damaged"),
+    "zeros after gzip": (gzip.compress(fasta(BASES).encode()) + bytes(99), "cannot be read: it ends in zeros"),
     "cut .2bit header": (two_bit(BASES)[:9], "is truncated or damaged"),
     "cut .2bit index": (two_bit(BASES)[:20], "is truncated"),
     "cut .2bit bases": (two_bit({**BASES, "c": "ACGT" * 99})[:-40], "is truncated"),

@@ -186,6 +186,13 @@ def test_a_wrong_table_is_one_line(tmp_path, text, options, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["split_field", "group_field"])
+def test_splits_and_groups_that_a_text_cannot_have_are_refused(tmp_path, option):
+    (tmp_path / "a.txt").write_text("text\n")
+    with pytest.raises(UserError, match=r"a\.txt has no fields, but domain\.split_field or domain\.group_field is set"):
+        build(tmp_path / "a.txt", tmp_path / "stores", **{option: "s"})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
