@@ -107,7 +107,7 @@ BAD = {
     "empty.txt.gz": (gzip.compress(b""), r"empty.txt.gz is empty"),
     "nothing.jsonl": (b"\n \n", r"nothing.jsonl has no rows"),
     "cut.txt.gz": (gzip.compress(b"line\n" * 5000)[:-9], r"cut.txt.gz cannot be read after line \d+ \("),
-    "padded.txt.gz": (gzip.compress(b"line\n") + bytes(99), r"padded.txt.gz cannot be read after line 0 \(it ends in z"),
+    "padded.txt.gz": (gzip.compress(b"line\n") + bytes(99), r"padded.txt.gz cannot be read .* \(it ends in zeros"),
     "cut.jsonl.zst": (zst(jsonl(["x"] * 50))[:-5], r"cut.jsonl.zst cannot be read after line \d+ \(Truncated"),
     "plain.txt.gz": (b"plain", r"plain.txt.gz cannot be read after line 0 \(Not a gzipped"),
     "plain.txt.zst": (b"plain", r"plain.txt.zst cannot be read after line 0"),
