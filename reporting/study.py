@@ -128,7 +128,7 @@ class Comparison:
 
     @property
     def solved(self) -> float | None:
-        """Accuracy above which a run counts as solved; None if the domain has no right answers."""
+        """Accuracy from which a run counts as solved; None if the domain has no right answers."""
         return self.any_run.domain.solved
 
     @property

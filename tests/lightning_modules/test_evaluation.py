@@ -1,10 +1,12 @@
 """Every target of a split is scored once, with the context it should have."""
 
+import io
 import math
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from conftest import Bigram
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from training_support import configured
 
 from bearings.core.errors import UserError
@@ -24,7 +27,8 @@ from bearings.domains.baselines import markov, xz
 from bearings.domains.records import Records
 from bearings.domains.store import SPLITS, UNSCORED, Store, StoreWriter
 from bearings.lightning_modules.evaluation import ROWS, Evaluation, batched, windows
-from bearings.session.results import results_table
+from bearings.session.results import print_results, results_table
+from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
 
 
@@ -387,3 +391,32 @@ def test_a_table_shows_groups_and_accuracy_only_where_there_are_any(tmp_path, st
     ]
     columns = [column.header for column in results_table("t", {"a": score(Bigram(), store, "test")}).columns]
     assert columns == ["model", "nats/token", "bits/letter"]
+
+
+def test_a_table_lists_the_best_first_and_marks_the_model(store):
+    own = Evaluation(64, "32-true").score(Bigram(), store, "test")
+    rows = {"model": own, "worse": replace(own, nats=2 * own.nats), "better": replace(own, nats=own.nats / 2)}
+    table = results_table("t", rows, accuracy=True)
+    assert [*table.columns[0].cells] == ["better", "model", "worse"]
+    assert [row.style for row in table.rows] == ["", "bold", ""]
+    assert {*table.columns[1].cells} == {f"{100 * own.accuracy:.2f} %"}
+    for column, value in ((2, own.nats_per_token), (3, own.bits_per_unit["letter"])):
+        cells = [*map(float, table.columns[column].cells)]
+        assert cells == pytest.approx([value / 2, value, 2 * value], abs=5e-4)
+
+
+def test_seeds_from_the_accuracy_that_counts_as_solved_on_are_counted(tmp_path, letters, store, monkeypatch):
+    own = Evaluation(64, "32-true").score(Bigram(), store, "test")
+    half = own.tokens // 2
+    monkeypatch.setattr(type(letters), "solved", half.sum() / own.tokens.sum())
+    fewer = half - (np.arange(len(half)) == half.argmax())
+    for seed, correct in enumerate((fewer, half, own.tokens)):
+        file = tmp_path / f"small-0123abcd-s{seed}" / "nll" / "test.npz"
+        file.parent.mkdir(parents=True)
+        replace(own, correct=correct).save(file)
+    console = Console(file=io.StringIO(), width=200)
+    session = SimpleNamespace(domain=letters, config={"names": {"encoding": "rope"}}, console=console)
+    print_results(session, RunDirectory(tmp_path / "small-0123abcd-s0", {}), store, "test", own, "title")
+    printed = console.file.getvalue()
+    assert "by 2 of 3 seeds\n" in printed
+    assert "Markov, order " in printed
