@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import io
 import math
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 import torch
 from conftest import Letters
 from lightning.pytorch.loggers import wandb as wandb_logger
+from rich.console import Console
 from torch.nn.functional import cross_entropy
 from training_support import STEPS, configured, go, weights
 
@@ -271,6 +273,27 @@ def test_a_deterministic_run_plans_as_such_and_leaves_pytorch_as_it_was(tmp_path
     go(plain)
     go(configured(tmp_path, "trainer.steps=2", "seed=1"))
     assert modes == [True, True, True, False, False]
+
+
+def test_a_check_shows_the_cost_and_the_learning_rates_of_the_training(tmp_path):
+    plain = configured(tmp_path, "trainer.steps=8", "optimizer.warmup_steps=3", "task.samples=0")
+    session = Session.of(plain)
+    printed = []
+    for _ in range(2):
+        session.console = Console(file=io.StringIO(), width=200)
+        Check()(session)
+        printed.append(session.console.file.getvalue())
+        run, _ = go(plain)
+    before, after = printed
+    assert f"{run.path} (not started)" in before
+    assert f"{run.path} (finished)" in after
+    tokens = 8 * plain["data"]["batch_size"] * plain["data"]["length"]
+    assert f" {run.manifest['model']['flops_per_token'] * tokens:.2g} FLOPs" in before
+    shown = re.findall(r"(\S+) at step (\d+)", before)
+    assert [int(step) for _, step in shown] == [0, 3, 4, 7]
+    with open(run.path / "metrics.csv", newline="") as file:
+        rates = [float(row["learning_rate"]) for row in csv.DictReader(file) if row["learning_rate"]]
+    assert [rate for rate, _ in shown] == [f"{rates[int(step)]:.3g}" for _, step in shown]
 
 
 class WandBRun:
