@@ -1,5 +1,6 @@
 """studies/STUDY: what is kept is what is listed, small and whole, and reports and README are made of it."""
 
+import csv
 import json
 import re
 import shutil
@@ -286,6 +287,28 @@ def test_equal_baselines_of_several_comparisons_are_on_one_line(tmp_path, factor
     page = (tmp_path / "README.md").read_text()
     assert re.findall(r"^\| jsb-\w+, (mlp=\w+) \| rope", page, re.MULTILINE) == ["mlp=gelu", "mlp=swiglu"]
     assert re.findall(r"^Baselines in nats/token \((?:jsb.*: )?(.*)\): ", page, re.MULTILINE) == places
+
+
+def test_the_results_of_a_study_have_the_scores_of_each_run_and_split(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs: [experiment=debug]\n")
+    asked = {"domain": "flip_flop", "splits": ("test", "sparse"), "units": ("answer",), "correct": 0.5}
+    paths = [*(make_run(tmp_path / "runs", "rope", seed) for seed in (10, 2)), make_run(tmp_path / "runs", "pope", 0)]
+    paths.append(make_run(tmp_path / "runs", "pope", 1, **asked))
+    summary.write_summary(tmp_path)
+    with open(tmp_path / "results.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    found = {(tmp_path / "runs" / row["run"], row["split"]): row for row in rows}
+    assert len(found) == len(rows)
+    assert found.keys() == {(path, file.stem) for path in paths for file in path.glob("nll/*.npz")}
+    for (path, split), row in found.items():
+        scored = Records.load(path / "nll" / f"{split}.npz")
+        domain, encoding, run = path.parts[-3:]
+        assert (row["comparison"], row["model"], row["seed"]) == (domain, encoding, run.rpartition("-s")[2])
+        assert (int(row["documents"]), int(row["tokens"])) == (len(scored.documents), scored.tokens.sum())
+        assert float(row["nats_per_token"]) == scored.nats_per_token
+        units = {name: float(row[name]) for name in row if name.startswith("bits_per_") and row[name]}
+        assert units == {f"bits_per_{unit}": bits for unit, bits in scored.bits_per_unit.items()}
+        assert row["accuracy"] == (str(scored.accuracy) if domain == "flip_flop" else "")
 
 
 def test_readme_and_the_page_of_all_studies_match_the_records():
