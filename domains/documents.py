@@ -239,7 +239,7 @@ def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
     for (number, line, end), (_, following, _) in pairwise(chain(_lines(path, LIMIT), [(0, b"", 0)])):
         if not blank and _starts(cut, previous, line, following):
             yield document()
-            block, first, size, blank = [], number, 0, True
+            first, size = number, 0
         block.append(line)
         size += len(line)
         if size > LIMIT:

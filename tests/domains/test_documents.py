@@ -176,6 +176,7 @@ def test_too_long_documents_raise(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
             read(tmp_path / name)
+    assert len(read(tmp_path / "x.txt", "line")) == 300
     parquet(tmp_path / "p.parquet", ["x", "x" * 2000])
     with pytest.raises(UserError, match=r"p.parquet row 2: a document of more than 1,000 bytes"):
         read(tmp_path / "p.parquet")
