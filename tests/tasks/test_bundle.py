@@ -42,7 +42,7 @@ def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     (folder / "my.txt").write_text("".join(f"{number} cats sat on the mat\n" for number in range(800)))
     domain = {"path": str(folder / "my.txt"), "tokenizer": "train", "vocabulary_size": 262}
-    return trained(folder, "text", domain, "encoding=rope", "encoding.clock=medium")
+    return trained(folder, "text", domain, "encoding=rope", "encoding.clock=medium", "evaluation.overlap=0.25")
 
 
 def test_a_run_and_its_export_score_as_task_score(text, tmp_path):
@@ -51,7 +51,7 @@ def test_a_run_and_its_export_score_as_task_score(text, tmp_path):
         bearings.load(text.path, stores=stores, device="cpu"),
         bearings.load(text.path / "export", device="cpu"),
     )
-    assert (run.length, run.overlap) == (export.length, export.overlap) == (32, 0.5)
+    assert (run.length, run.overlap) == (export.length, export.overlap) == (32, 0.25)
     file = tmp_path / "other.txt"
     file.write_text(TEXT)
     scores = [run.score(TEXT), run.score(file), run.score(str(file)), export.score(TEXT)]
@@ -68,8 +68,26 @@ def test_a_run_and_its_export_score_as_task_score(text, tmp_path):
     assert scores[0].units == {"byte": len(TEXT)}
     assert re.fullmatch(r"Score\(\d\.\d{4} nats/token, \d\.\d{4} bits/byte, \d+ tokens\)", repr(scores[0]))
     both = run.score([TEXT, file])
-    assert both.tokens == 2 * scores[0].tokens
+    assert (both.tokens, both.units) == (2 * scores[0].tokens, {"byte": 2 * len(TEXT)})
     assert both.nats == pytest.approx(2 * scores[0].nats)
+
+
+def test_length_and_overlap_decide_what_is_context(text):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    nats = {}
+    for length, overlap in ((32, 0.25), (16, 0.25), (32, 0.75)):
+        other = bearings.Bundle(bundle.model, bundle.domain, length, overlap)
+        nats[length, overlap] = other.score(TEXT).nats
+    assert len({*nats.values()}) == 3
+    assert bundle.score(TEXT).nats == nats[32, 0.25]
+    assert bundle.score(TEXT, length=16).nats == nats[16, 0.25]
+
+
+def test_samples_follow_the_top_p_of_the_domain_unless_another_is_given(text, monkeypatch):
+    bundle = bearings.load(text.path / "export", device="cpu")
+    monkeypatch.setattr(type(bundle.domain), "top_p", 1e-9)  # the likeliest token only
+    assert len({*bundle.sample(count=3, tokens=8)}) == 1
+    assert len({*bundle.sample(count=3, tokens=8, top_p=1.0)}) == 3
 
 
 def test_settings_that_are_defaults_of_other_encodings_stay(tmp_path):
