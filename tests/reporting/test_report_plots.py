@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import json
 import math
 import re
 from dataclasses import replace
@@ -24,14 +25,15 @@ from report_support import (  # noqa: F401
 
 from bearings.core import cores
 from bearings.core.legends import Elements, Legend
+from bearings.domains.records import Records
 from bearings.lightning_modules.conversion import STAGES
-from bearings.reporting import forest, plots
+from bearings.reporting import forest, plots, remarks
 from bearings.reporting.drawing import STYLED
 from bearings.reporting.forest import edge_of, lowest
 from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import samples_of
-from bearings.reporting.scores import scores
+from bearings.reporting.scores import scores, study_scores
 
 QUANTILES = ("layer", "head", "q05", "q25", "q50", "q75", "q95")
 
@@ -347,3 +349,20 @@ def test_caption_of_the_cost_plot_says_only_what_is_drawn(tmp_path, others, expe
     (comparison,) = read_study([tmp_path]).comparisons
     plot = plots.cost_plot(scores(comparison, "test", "rope", 0.005), {}, tmp_path / "cost", "cost")
     assert plot.caption.startswith(f"Towards the lower left: better and cheaper. {expected}")
+
+
+def test_captions_have_the_means_over_seeds_lowest_first(tmp_path):
+    models, flops = ("nope", "path", "pope"), {}  # the first by name is the worst
+    means = {split: dict.fromkeys(models, 0.0) for split in ("valid", "test")}
+    for encoding in models:
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path, encoding, seed)
+            flops[encoding] = json.loads((path / "manifest.json").read_text())["model"]["flops_per_token"]
+            for split, mean in means.items():
+                mean[encoding] += Records.load(path / "nll" / f"{split}.npz").nats_per_token / 3
+    study = read_study([tmp_path])
+    valid, test = (sorted((mean, encoding) for encoding, mean in means[split].items()) for split in means)
+    shown = ", ".join(f"{encoding} {mean:.4f}" for mean, encoding in valid)
+    assert remarks.validation_losses(study.comparisons[0]) == f"Validation nats/token of the best checkpoints: {shown}."
+    shown = "; ".join(f"{encoding} {mean:.4f} at {flops[encoding] / 1e6:.2f}" for mean, encoding in test)
+    assert remarks.costs(study_scores(study, "nope")) == f"Nats/token at MFLOP/token: {shown}."
