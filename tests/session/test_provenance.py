@@ -31,6 +31,13 @@ def test_a_clean_checkout_is_its_commit(checkout):
     assert git_state(checkout / "configs") == {"commit": None, "dirty": None}
 
 
+def test_without_a_commit_nothing_is_known(tmp_path):
+    unknown = {"commit": None, "dirty": None}
+    assert git_state(tmp_path) == unknown
+    subprocess.run(["git", "init", tmp_path], check=True, capture_output=True)
+    assert git_state(tmp_path) == unknown
+
+
 def test_what_is_no_source_changes_nothing(checkout):
     (checkout / "ü x.txt").write_text("text")
     (checkout / "runs").mkdir()
@@ -75,6 +82,19 @@ def test_a_package_whose_class_is_named_counts_as_a_change(tmp_path, monkeypatch
     assert code_state(own) == {"commit": "a" * 40, "dirty": None}
 
 
+def test_changes_of_a_package_are_added_to_what_is_known_of_this_project(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").touch()
+    found = []
+    for commit, dirty in ((None, None), ("a" * 40, None), ("a" * 40, "b" * 12)):
+        monkeypatch.setattr(provenance, "git_state", lambda state={"commit": commit, "dirty": dirty}: state)
+        found.append(code_state({"encoding": {"_target_": "mine.Spin"}}))
+    outside, clean, changed = found
+    assert outside == {"commit": None, "dirty": None}
+    assert clean["commit"] == changed["commit"] == "a" * 40
+    assert clean["dirty"] != changed["dirty"]
+
+
 def test_files_of_a_package_that_cannot_be_read_do_no_harm(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "git_state", lambda: {"commit": "a" * 40, "dirty": None})
     monkeypatch.syspath_prepend(tmp_path)
@@ -83,6 +103,8 @@ def test_files_of_a_package_that_cannot_be_read_do_no_harm(tmp_path, monkeypatch
     config = {"encoding": {"_target_": "mine.Spin"}}
     before = code_state(config)
     (tmp_path / "mine" / ".#spin.py").symlink_to(tmp_path / "nowhere")  # of an editor
+    (tmp_path / "mine" / ".cache").mkdir()
+    (tmp_path / "mine" / ".cache" / "spin.py").touch()
     assert code_state(config) == before
     (tmp_path / "mine" / "inner.py" / "moved.py").touch()
     assert code_state(config) != before
