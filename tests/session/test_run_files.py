@@ -90,6 +90,8 @@ def test_what_a_user_links_is_read(tmp_path):
     (tmp_path / "run").symlink_to(path)
     kept = keep_run(tmp_path / "run", tmp_path / "kept")
     assert {file.name for file in (kept / "samples").iterdir()} == {"again.txt", "x.txt"}
+    (path / "wandb").rename(path / "samples" / "wandb")  # only the folder of W&B itself is never read
+    assert [trouble.state for trouble in read_study([tmp_path / "runs"]).troubles] == ["refused"]
 
 
 def test_a_sample_that_is_too_large_is_named(tmp_path, report):
