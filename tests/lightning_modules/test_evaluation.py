@@ -395,9 +395,9 @@ def test_a_table_shows_groups_and_accuracy_only_where_there_are_any(tmp_path, st
 
 def test_a_table_lists_the_best_first_and_marks_the_model(store):
     own = Evaluation(64, "32-true").score(Bigram(), store, "test")
-    rows = {"model": own, "worse": replace(own, nats=2 * own.nats), "better": replace(own, nats=own.nats / 2)}
+    rows = {"model": own, "a worse": replace(own, nats=2 * own.nats), "the best": replace(own, nats=own.nats / 2)}
     table = results_table("t", rows, accuracy=True)
-    assert [*table.columns[0].cells] == ["better", "model", "worse"]
+    assert [*table.columns[0].cells] == ["the best", "model", "a worse"]
     assert [row.style for row in table.rows] == ["", "bold", ""]
     assert {*table.columns[1].cells} == {f"{100 * own.accuracy:.2f} %"}
     for column, value in ((2, own.nats_per_token), (3, own.bits_per_unit["letter"])):
