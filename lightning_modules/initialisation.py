@@ -14,12 +14,14 @@ from ..kernels.layers.fused_linear import FusedLinear
 def initialise(model: nn.Module, layers: int, seed: int) -> None:
     """Draw linear layers and embeddings from N(0, INIT_STD^2); smaller where a residual branch ends.
 
-    Encodings are initialised by their `reset_parameters`.
+    Encodings are initialised by their `reset_parameters`. A model on PyTorch's "meta" device has no values to draw.
 
     Args:
         layers: number of blocks, with two residual branches each.
         seed: the run's seed.
     """
+    if next(model.parameters()).is_meta:
+        return
     residual_std = INIT_STD / (2 * layers) ** 0.5
     encodings = {name: module for name, module in model.named_modules() if isinstance(module, PositionModule)}
     inside_encodings = {id(module) for encoding in encodings.values() for module in encoding.modules()}

@@ -28,8 +28,9 @@ def matched(config: Mapping) -> dict:
         return _cost(_model({**config, "model": {**config["model"], "mlp_hidden": hidden}}), config)
 
     # Parameters and FLOPs are both linear in the size of the MLP.
-    slope = (cost(2 * MULTIPLE) - cost(MULTIPLE)) / MULTIPLE
-    hidden = MULTIPLE * round((MULTIPLE + (target - cost(MULTIPLE)) / slope) / MULTIPLE)
+    least = cost(MULTIPLE)
+    slope = (cost(2 * MULTIPLE) - least) / MULTIPLE
+    hidden = MULTIPLE * round((MULTIPLE + (target - least) / slope) / MULTIPLE)
     if hidden < MULTIPLE:
         raise UserError(
             f"match={config['match']}: the encoding costs more than the whole MLP of model {config['names']['model']}: "
@@ -37,7 +38,7 @@ def matched(config: Mapping) -> dict:
         )
     before = config["model"]["mlp_hidden"]
     # Keep a size that is as near, which need not be such a multiple; null and the size it means are then one run.
-    if abs(cost(before) - target) <= abs(cost(hidden) - target):
+    if abs(cost(before) - target) <= abs(least + slope * (hidden - MULTIPLE) - target):
         hidden = before
     return {**config, "model": {**config["model"], "mlp_hidden": hidden}, "unmatched_hidden": before}
 

@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
+from functools import cache
 from pathlib import Path
 
 from ..base import Encoding
 
 
+@cache
 def class_of(name: str) -> type[Encoding]:
     """The encoding in the file `name`. Raises ValueError if there is none."""
     names = {path.stem for path in Path(__file__).parents[1].glob("*.py")} - {"base", "pattern"}
