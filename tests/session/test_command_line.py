@@ -114,7 +114,7 @@ def test_check_says_that_rows_which_are_not_full_take_less_time(run, packed, mos
 
 def test_a_banner_in_a_file_keeps_each_line_whole(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = run("task=check", "experiment=debug")
+    _, out, _ = run("task=check", "domain=flip_flop", "experiment=debug", "data.length=512")
     assert re.search(r"^run +\S+/small-\w{8}-s0 \(not started\)$", out, re.MULTILINE)
     assert not re.search(r" $", out, re.MULTILINE)
 

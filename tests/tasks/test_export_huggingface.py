@@ -189,20 +189,27 @@ class Slow(RoPE):
 '''
 
 
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    """A run with an encoding of another package, `OWN`, in a file to which tests may add."""
-    file = tmp_path / "packages" / "theirs" / "slow.py"
+@pytest.fixture(scope="module")
+def trained_with_own(tmp_path_factory):
+    place = tmp_path_factory.mktemp("own")
+    file = place / "packages" / "theirs" / "slow.py"
     file.parent.mkdir(parents=True)
     file.write_text(OWN)
     (file.parent / "helpers.py").write_text("SPEED = 0.5\n")
-    monkeypatch.syspath_prepend(file.parents[1])
-    config = configured(tmp_path, "trainer.steps=8")
+    config = configured(place, "trainer.steps=8")
     config["encoding"] = {"_target_": "theirs.slow.Slow", "speed": 0.25}
-    with trusting("theirs"):
+    with pytest.MonkeyPatch.context() as patch, trusting("theirs"):
+        patch.syspath_prepend(file.parents[1])
         yield go(config)[0], file
     for name in [name for name in sys.modules if name.split(".")[0] == "theirs"]:
         del sys.modules[name]
+
+
+@pytest.fixture
+def own(trained_with_own):
+    """A run with an encoding of another package, `OWN`, in a file to which tests may add."""
+    yield trained_with_own
+    trained_with_own[1].write_text(OWN)
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")

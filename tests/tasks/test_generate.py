@@ -58,7 +58,13 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     run, printed = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     assert "tokens: temperature 1, top_p 0.5" in printed
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
-    session.console = Console(file=io.StringIO(), width=200)
+    session.console, drawn = Console(file=io.StringIO(), width=200), []
+
+    def sample(model, prompt, tokens, top_p, **settings):
+        drawn.append(top_p)
+        return torch.full((len(prompt), tokens), 3)  # drawing takes seconds, and is tested elsewhere
+
+    monkeypatch.setattr("bearings.tasks.generate.sample", sample)
     Generate(top_p=0.5)(session)
     Generate()(session)
     Generate(top_p=1.0)(session)
@@ -66,6 +72,7 @@ def test_samples_follow_the_domains_own_top_p_unless_a_task_names_another(tmp_pa
     assert names == {"seed0-top_p0.5-0.txt", "seed0-top_p1.0-0.txt"}
     printed = [line for line in session.console.file.getvalue().splitlines() if line.startswith("drawing")]
     assert [line.rpartition(" ")[2] for line in printed] == ["0.5", "0.5", "1"]
+    assert drawn == [0.5, 0.5, 1.0]
 
 
 def test_samples_that_are_all_the_same_are_not_a_surprise(tmp_path):

@@ -19,10 +19,15 @@ from bearings.session.session import Session
 from bearings.tasks.score import Score, rows_of, table_of
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return go(configured(tmp_path_factory.mktemp("trained"), "encoding=path", "trainer.steps=8"))[0]
+
+
 @pytest.fixture
-def trained(tmp_path):
-    run, _ = go(configured(tmp_path, "encoding=path", "trainer.steps=8"))
-    return Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)}), run
+def trained(original, tmp_path):
+    run = RunDirectory.open(shutil.copytree(original.path, tmp_path / "run"))
+    return Session.of(run.config | {"run": str(run.path)}), run
 
 
 def test_a_file_gets_the_nats_of_the_same_document_in_a_split(trained, tmp_path):
