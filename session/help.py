@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig, OmegaConf
 
 from ..core.about import MECHANISMS
@@ -88,5 +89,7 @@ def _wrapped(text: str, indent: str) -> str:
     )
 
 
+# Hydra would read every file of choices twice, which takes 4 s, to list them for templates that use its own lists.
+Hydra.format_config_groups = lambda *_, **__: ""
 OmegaConf.register_new_resolver("help.choices", choices_text)
 OmegaConf.register_new_resolver("help.options", options_text)

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from command_support import run_command  # noqa: F401
 from conftest import DATA, REPOSITORY
+from hydra._internal.hydra import Hydra
 from report_support import make_run
 
 import bearings
@@ -161,6 +162,11 @@ def test_errors_reach_the_shell_as_one_line_with_a_status(tmp_path):
     assert done.returncode == 2
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
     assert done.stdout == ""
+
+
+def test_help_does_not_read_every_file_of_choices(run, monkeypatch):
+    monkeypatch.setattr(Hydra, "list_all_config_groups", lambda *_: pytest.fail("Hydra lists all files"))
+    assert run("--help")[0] in (0, None)
 
 
 def test_settings_may_be_on_both_sides_of_a_flag(run):
