@@ -72,7 +72,8 @@ def pack(study: Path) -> int:
             _refuse_loss(study, tree, read_packed(Path(place)))
             for name in (RECORDS, RUNS):  # unused rows of records are harmless
                 (Path(place) / name).replace(study / name)
-        _add_searches(study, others)
+        if others:
+            _add_searches(study, others)
         for path in folders.values():
             remove_whole(path)
         for file in [other / name for other in others for name in (RUNS, RECORDS, TUNED)]:
@@ -87,7 +88,7 @@ def _add_searches(study: Path, others: Sequence[Path]) -> None:
     for other in others:
         known = {row["run"] for row in rows}
         rows += [row for row in searched_rows(other) if row["run"] not in known]
-    if rows and others:
+    if rows:
         write_csv(study / TUNED, sorted(rows, key=lambda row: row["run"]))
 
 

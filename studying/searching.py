@@ -144,6 +144,5 @@ class Searched:
         named = {"run": self.run, "search": self.search}
         found = [{**named, **row, "chosen": row is best} for row in found]
         with study_lock(self.study):
-            path = self.study / TUNED
-            others = [row for row in read_csv(path) if row["run"] != self.run] if path.exists() else []
-            write_csv(path, sorted([*others, *found], key=lambda row: row["run"]))
+            others = [row for row in searched_rows(self.study) if row["run"] != self.run]
+            write_csv(self.study / TUNED, sorted([*others, *found], key=lambda row: row["run"]))
