@@ -79,5 +79,5 @@ class LearnedTable(PositionTable):
         if self.draw == "subset":
             positions = positions_used(index, True, randomise=len(self.table))
         else:
-            positions = positions_used(index, True, random_offset=len(self.table) - length)
+            positions = index + torch.randint(len(self.table) - length + 1, (), device=x.device)
         return x + self.table.to(x.dtype).index_select(0, positions.flatten()).unflatten(0, positions.shape)

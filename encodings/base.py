@@ -251,16 +251,15 @@ class Encoding(PositionModule):
         Raises:
             ValueError: the requested implementation does not support this pass, or it has too many positions.
         """
-        if self.longest is not None and length + (cached or 0) > self.longest:
-            raise ValueError(self.too_long(length + (cached or 0)))
-        limited = documents or (self.window is not None and (cached or 0) + length > self.window)
-        if cached is not None:
-            name = "triton" if self.implementation in LIBRARIES else self.implementation
-            return choose(name, device, dtype, self.needs, length, cached + length, limited, bounded)
-        plan = choose(self.implementation, device, dtype, self.needs, length, length, limited, bounded)
-        if self.implementation not in LIBRARIES:
+        context = length + (cached or 0)
+        if self.longest is not None and context > self.longest:
+            raise ValueError(self.too_long(context))
+        limited = documents or (self.window is not None and context > self.window)
+        name = "triton" if cached is not None and self.implementation in LIBRARIES else self.implementation
+        plan = choose(name, device, dtype, self.needs, length, context, limited, bounded)
+        if name not in LIBRARIES:
             return plan
-        return replace(plan, decoding=f"triton, because {LIBRARIES[self.implementation]} needs whole sequences")
+        return replace(plan, decoding=f"triton, because {LIBRARIES[name]} needs whole sequences")
 
     def too_long(self, context: int) -> str:
         """The message about a context of so many tokens, more than `longest`."""

@@ -41,15 +41,16 @@ class LayerPattern(Encoding):
         super().__init__(width, heads, kv_heads, head_dim, given.implementation)
         self.layers = [entry if isinstance(entry, Mapping) else {entry: {}} for entry in given.layers]
         different = [at for at, entry in enumerate(self.layers) if entry not in self.layers[:at]]
-        adding = [at for at in different if type(self.for_layer(at)).input_encoding is not Encoding.input_encoding]
+        found = [(next(iter(self.layers[at])), self.for_layer(at)) for at in different]
+        adding = [name for name, each in found if type(each).input_encoding is not Encoding.input_encoding]
         if len(adding) > 1:
-            names = " and ".join(next(iter(self.layers[at])) for at in adding)
+            names = " and ".join(adding)
             raise ValueError(f"layers: {names} add positions to the embeddings, which only one encoding of a model can")
-        sharing = [next(iter(self.layers[at])) for at in different if self.for_layer(at).shared_name is not None]
+        sharing = [name for name, each in found if each.shared_name is not None]
         for name in sharing:
             if sharing.count(name) > 1:
                 raise ValueError(f"layers: {name} has one module for all layers: give all its layers the same options")
-        carrying = [next(iter(self.layers[at])) for at in different if isinstance(self.for_layer(at), CarryingEncoding)]
+        carrying = [name for name, each in found if isinstance(each, CarryingEncoding)]
         if len(carrying) > 1:
             names = " and ".join(dict.fromkeys(carrying))
             raise ValueError(f"layers: {names} has one tensor for all layers: give all their layers the same options")

@@ -11,7 +11,6 @@ def positions_used(
     training: bool,
     randomise: int = 0,
     random_steps: bool = False,
-    random_offset: int = 0,
     spacing: float = 1.0,
 ) -> Tensor:
     """The positions of tokens with the given indices in their documents, for all rows of one pass.
@@ -30,7 +29,6 @@ def positions_used(
         random_steps: draw T steps from U(0, 2); the p-th token of every document is at the sum of the first p. If the
             sum of all exceeds T, they are scaled to sum to T (Giraffe, Pal et al., arXiv 2308.10882, as in the authors'
             code).
-        random_offset: draw an integer from 0 to this number and add it to all positions.
         spacing: in evaluation, the distance between neighbouring tokens.
 
     Returns:
@@ -38,13 +36,11 @@ def positions_used(
     """
     if not training:
         return index if spacing == 1 else index.to(widest(index.device)) * spacing
-    positions, length = index, index.shape[-1]
+    length = index.shape[-1]
     if randomise:
         chosen = torch.rand(randomise, device=index.device).topk(length).indices
-        positions = chosen.sort().values[index]
-    elif random_steps:
+        return chosen.sort().values[index]
+    if random_steps:
         ends = (2 * torch.rand(length, dtype=widest(index.device), device=index.device)).cumsum(0)
-        positions = (ends * (length / ends[-1].clamp(min=length)))[index]
-    if random_offset:
-        positions = positions + torch.randint(random_offset + 1, (), device=index.device)
-    return positions
+        return (ends * (length / ends[-1].clamp(min=length)))[index]
+    return index

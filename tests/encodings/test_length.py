@@ -24,7 +24,7 @@ def drawn(index=INDEX, seed=0, training=True, **options):
 
 def test_positions_are_indices_without_options_and_in_evaluation():
     assert drawn() is INDEX
-    assert drawn(training=False, randomise=64, random_offset=9) is INDEX
+    assert drawn(training=False, randomise=64) is INDEX
     assert torch.equal(drawn(training=False, randomise=64, spacing=2.5), 2.5 * INDEX.double())
 
 
@@ -52,12 +52,6 @@ def test_random_steps_average_one_and_stay_within_the_row():
     assert steps.max() <= 100 + 1e-9
     assert steps[:, -1].mean() > 95
     assert torch.equal(drawn(PACKED, random_steps=True), drawn(random_steps=True)[PACKED])
-
-
-def test_random_offset_shifts_all_positions():
-    starts = {int((drawn(seed=seed, random_offset=2) - INDEX).unique()) for seed in range(30)}
-    assert starts == {0, 1, 2}
-    assert drawn(randomise=20, random_offset=500, seed=3).max() > 20
 
 
 @pytest.mark.parametrize("options", [{"randomise": 40}, {"random_steps": True}])
@@ -178,17 +172,22 @@ def test_dropped_rope_is_nope_and_stays_so_when_loaded():
             each.stretch(Stretch("yarn", 2, 6))
 
 
-@pytest.mark.parametrize(("draw", "options"), [("offset", {"random_offset": 24}), ("subset", {"randomise": 30})])
 @pytest.mark.parametrize("packed", [False, True])
-def test_learned_table_uses_drawn_positions_in_training(draw, options, packed):
-    table = make_encoding("absolute_learned", length=30, draw=draw).input_encoding()
+def test_learned_table_uses_drawn_positions_in_training(packed):
     documents = Documents.of(torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 1, 1]])) if packed else None
-    x = torch.zeros(2, 6, 12)
+    index, x = PACKED if packed else INDEX, torch.zeros(2, 6, 12)
     context = Context.of(make_encoding("nope"), x, documents=documents)
-    positions = drawn(PACKED if packed else INDEX, **options)
+    table = make_encoding("absolute_learned", length=30, draw="subset").input_encoding()
+    positions = drawn(index, randomise=30)
     torch.manual_seed(0)
     assert torch.equal(table(x, context), table.table[positions].expand(2, -1, -1))
-    assert torch.equal(table.eval()(x, context), table.table[PACKED if packed else INDEX].expand(2, -1, -1))
+    assert torch.equal(table.eval()(x, context), table.table[index].expand(2, -1, -1))
+    table, starts = make_encoding("absolute_learned", length=8, draw="offset").input_encoding(), set()
+    for _ in range(30):
+        found = table(x, context)
+        starts |= {start for start in range(3) if torch.equal(found, table.table[index + start].expand(2, -1, -1))}
+    assert starts == {0, 1, 2}
+    assert torch.equal(table.eval()(x, context), table.table[index].expand(2, -1, -1))
 
 
 def saved_bytes(name: str, length: int) -> int:
