@@ -48,8 +48,9 @@ class URPE(T5):
     def __init__(
         self, width: int, heads: int, kv_heads: int, head_dim: int, bias: bool = URPEOptions.bias, **options: Any
     ):
+        given = URPEOptions(bias=bias, **options)
         super().__init__(width, heads, kv_heads, head_dim, **options)
-        if not bias:
+        if not given.bias:
             self.register_parameter("biases", None)
         self.multipliers = nn.Parameter(torch.zeros(heads, self.buckets, dtype=torch.float32))
 

@@ -1,4 +1,4 @@
-"""Every number and switch among the options of an encoding changes its attention."""
+"""Every number and switch among the options of an encoding changes its attention, and every option is checked."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from encodings_support import ENCODINGS, HEADS, KV_HEADS, WIDTH, attend, make_encoding, make_inputs
 
-from bearings.core.options import defaults_of
+from bearings.core.options import Options, defaults_of, options_of
 from bearings.encodings.base import Encoding
 from bearings.encodings.options.base import ScalingOptions
 from bearings.session.settings import declared
@@ -48,3 +48,12 @@ def test_every_option_has_an_effect(name, option, value):
     with torch.no_grad():
         pairs = [[attend(make(**given), inputs) for given in ({}, {option: value})] for make in (initial, larger)]
     assert any(not torch.equal(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_every_option_refuses_another_type(name):
+    kind = ENCODINGS[name]
+    given = declared(f"{kind.__module__}.{kind.__name__}", "encoding")
+    for option in options_of(given) if issubclass(given, Options) else ():
+        with pytest.raises(ValueError, match=f"{option}=<object"):
+            kind(WIDTH, HEADS, KV_HEADS, 16, **{option: object()})
