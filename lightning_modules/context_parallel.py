@@ -8,7 +8,7 @@ each chunk through a state, as if a text were continued (gathered_states.py).
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -39,13 +39,10 @@ def unsupported(transformer: Transformer, device: torch.device) -> str | None:
         if module.draws or module.auxiliary:
             what = "draws positions in training" if module.draws else "has auxiliary losses"
             return f"{type(module).__name__} {what}, which needs whole rows"
-    if not isinstance(_input_state(transformer, like), (*INPUTS, type(None))):
-        return f"ranks cannot exchange the decoding state of {type(transformer.inputs).__name__}"
+    inputs = transformer.inputs
+    if inputs is not None and not isinstance(inputs.new_state(1, like), (*INPUTS, type(None))):
+        return f"ranks cannot exchange the decoding state of {type(inputs).__name__}"
     return None
-
-
-def _input_state(transformer: Transformer, like: Tensor) -> Any:
-    return None if transformer.inputs is None else transformer.inputs.new_state(1, like)
 
 
 def part_of(x: Tensor, place: int, size: int, filler: int) -> Tensor:
@@ -95,13 +92,12 @@ class ContextParallel:
 
     def nats(self, transformer: Transformer, tokens: Tensor, targets: Tensor) -> Tensor:
         """Summed nats of this rank's `targets`, given its `tokens`; both `[B, 2 * chunk]`, from `part_of`."""
-        like = transformer.norm.weight
-        layers = [encoding.new_state(1, 1, like) for encoding in transformer.encodings]
-        exchanges = [Exchange(self.size, self.gather) for _ in layers]
-        inputs = gathered_inputs(_input_state(transformer, like), Exchange(self.size, self.gather))
+        empty = transformer.new_state(1, 1)
+        exchanges = [Exchange(self.size, self.gather) for _ in empty.layers]
+        inputs = gathered_inputs(empty.inputs, Exchange(self.size, self.gather))
         chunks: list[tuple] = []
         for number, part in zip((self.place, 2 * self.size - 1 - self.place), tokens.chunk(2, 1), strict=True):
-            states, length = [*map(gathered_state, layers, exchanges)], part.shape[1]
+            states, length = [*map(gathered_state, empty.layers, exchanges)], part.shape[1]
             for state in states:
                 state.length = number * length
             if inputs is not None:

@@ -8,11 +8,11 @@ equal, and the rotation is then annealed to zero.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..encodings.rope import RoPE
@@ -24,22 +24,22 @@ from .data_module import documents_of
 from .transformer import Transformer
 
 Stage = Literal["match", "distil", "train"]
-STAGES = get_args(Stage)
 PIECE = 2048  # number of tokens whose logits are in memory at a time, for both models
 
 
+@dataclass(frozen=True)
 class Annealed:
     """The original model's rotation with angles scaled by 1 - strength, for queries and keys of whole sequences.
 
     At position t, pair c is rotated by (1 - strength) t theta_c.
 
-    Args:
+    Attributes:
         rope: the original encoding.
         strength: progress of the conversion, from 0 (the original rotation) to 1 (no rotation), as a scalar tensor.
     """
 
-    def __init__(self, rope: RoPE, strength: Tensor):
-        self.rope, self.strength = rope, strength
+    rope: RoPE
+    strength: Tensor
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated `q [B, T, H, D]` and `k [B, T, Hkv, D]`."""
@@ -169,5 +169,4 @@ def _divergence(
 
 def frozen(model: Transformer) -> Transformer:
     """`model` in evaluation mode, without gradients."""
-    nn.Module.requires_grad_(model, False)
-    return model.eval()
+    return model.requires_grad_(False).eval()

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..domains.store import Store
 from ..encodings.base import Encoding, Portrait
 from ..encodings.contract.context import Context
-from .data_module import Piece
+from .evaluation import Window, piece_of
 from .transformer import Transformer
 
 DOCUMENTS, LONGEST = 4, 512  # number of documents, and tokens of each
@@ -23,18 +24,13 @@ def sample_of(store: Store, split: str, length: int) -> tuple[Tensor, Tensor]:
         tokens: `[DOCUMENTS, T]`, with T at most `length` and LONGEST.
         targets: `[DOCUMENTS, T - 1]`, the tokens after the first, or IGNORED if they are not scored.
     """
-    index, longest = store.documents(split), min(length, LONGEST)
-    chosen = index[(-(store.offsets[index + 1] - store.offsets[index])).argsort(kind="stable")[:DOCUMENTS]]
-    tokens = [store.document(document)[:longest] for document in chosen]
-    marks = [store.marks_of(document) for document in chosen]
-    pieces = [
-        Piece.of(each, None if mark is None else mark[:longest]) for each, mark in zip(tokens, marks, strict=True)
-    ]
-    shortest = min(map(len, tokens))
-    return (
-        torch.stack([torch.from_numpy(each[:shortest].astype("int64")) for each in tokens]),
-        torch.stack([torch.from_numpy(piece.targets[: shortest - 1]) for piece in pieces]),
-    )
+    index = store.documents(split)
+    sizes = store.offsets[index + 1] - store.offsets[index]
+    chosen = (-sizes).argsort(kind="stable")[:DOCUMENTS]
+    count = min(length, LONGEST, int(sizes[chosen].min()))
+    tokens = [store.document(document)[:count] for document in index[chosen]]
+    targets = [piece_of(store, document, Window(0, 0, 0, count - 1)).targets for document in index[chosen]]
+    return torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(targets))
 
 
 @torch.inference_mode()

@@ -20,7 +20,6 @@ from ..domains.store import Store
 from ..domains.unit_labels import unit_label
 from ..lightning_modules.callbacks import ProgressLine, Validation, mean_diagnostics
 from ..lightning_modules.context_parallel import ContextParallel
-from ..lightning_modules.conversion import STAGES
 from ..lightning_modules.data_module import loader_died
 from ..lightning_modules.fitting import FittedData, FittedModel, build_trainer
 from ..lightning_modules.language_model import LanguageModel
@@ -118,9 +117,8 @@ def _validate(session: Session, store: Store, module: LanguageModel, on_batch: C
 
 def _columns(session: Session, model: FittedModel) -> list[str]:
     """The metrics of metrics.csv."""
-    stages = [] if model.conversion is None else [stage for stage in STAGES if stage != "train"]
     return [
-        *("train_nll", *(f"{stage}_loss" for stage in stages)),
+        *("train_nll", *(() if model.conversion is None else ("match_loss", "distil_loss"))),
         *("valid_nll", *(f"valid_bits_per_{unit}" for unit in session.domain.units), "valid_accuracy"),
         *("learning_rate", "gradient_norm", "tokens_per_s", "data_wait", "mfu"),
         *(*model.auxiliary_names, *mean_diagnostics(model)),

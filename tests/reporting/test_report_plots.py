@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pretty_midi
@@ -26,7 +27,7 @@ from report_support import (  # noqa: F401
 from bearings.core import cores
 from bearings.core.legends import Elements, Legend
 from bearings.domains.records import Records
-from bearings.lightning_modules.conversion import STAGES
+from bearings.lightning_modules.conversion import Stage
 from bearings.reporting import forest, plots, remarks
 from bearings.reporting.drawing import STYLED
 from bearings.reporting.forest import edge_of, lowest
@@ -213,7 +214,7 @@ def test_loss_plot_keeps_its_scale_next_to_a_spike(tmp_path, report, monkeypatch
 
 def test_losses_of_a_conversion_are_not_diagnostics_of_the_encoding(tmp_path, report):
     path = make_run(tmp_path / "runs", "path", 0)
-    columns = ["step", *(f"{stage}_loss" for stage in STAGES if stage != "train"), "delta_frozen_share"]
+    columns = ["step", *(f"{stage}_loss" for stage in get_args(Stage) if stage != "train"), "delta_frozen_share"]
     write_rows(path / "metrics.csv", columns, [(5, 0.3, 2.0, 0.1), (10, 0.2, 1.0, 0.1)])
     folder, _ = report()
     with open(folder / "plots" / "jsb-diagnostics.csv", newline="") as file:
