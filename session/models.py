@@ -39,6 +39,8 @@ class DamagedCheckpointError(UserError):
 def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
     """Load a checkpoint to the CPU and check that it belongs to `config`'s encoding and model.
 
+    The names in its `state_dict` are those of the Transformer.
+
     Raises:
         DamagedCheckpointError: it cannot be read.
         UserError: it is missing, belongs to another encoding or model, or comes from a version with other weights.
@@ -51,8 +53,8 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
     try:
         checkpoint = read_torch_file(path)
         made_by = {group: decisive(group, checkpoint["bearings"][group]) for group in ("encoding", "model")}
-        named = {name.removeprefix("transformer."): tensor for name, tensor in checkpoint["state_dict"].items()}
-        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in named.items()}
+        weights = {name.removeprefix("transformer."): tensor for name, tensor in checkpoint["state_dict"].items()}
+        kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
         step = checkpoint["global_step"]
         if type(step) is not int or step < 0:
             raise ValueError(f"global_step={step}")
@@ -74,7 +76,7 @@ def read_checkpoint(path: Path, config: Mapping, vocabulary: int) -> dict:
             f"{path} was written by another version of this project, whose model has other weights ({other}): train "
             "the run again in another folder (runs=DIRECTORY), or use the version whose commit is in manifest.json"
         )
-    return checkpoint
+    return {**checkpoint, "state_dict": weights}
 
 
 def model_facts(config: Mapping, transformer: Transformer) -> dict[str, Any]:

@@ -49,10 +49,7 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
         if (number := asked["trainer"][key]) != 1:
             raise UserError(f"trainer.{key}={number}: tasks of an existing run use one device: leave out this setting")
     given |= {f"trainer.{key}" for key in MACHINE}
-    merged = {
-        **run.config,
-        **{key: asked[key] for key in ("task", "run", "stores") if key != "stores" or key in given},
-    }
+    merged = {**run.config, **{key: asked[key] for key in ("task", "run", *({"stores"} & given))}}
     for group, keys in INCIDENTAL.items():
         chosen = {key: asked[group][key] for key in keys if f"{group}.{key}" in given}
         merged[group] = {**merged[group], **chosen}

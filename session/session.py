@@ -64,7 +64,7 @@ class Session(Command):
         with outlined():
             transformer = self.language_model(vocabulary=2).transformer
         with self._encoding_named():
-            refuse_unshared_rows(self.settings, self.data, transformer)
+            refuse_unshared_rows(settings, data, transformer)
         self.plans(transformer)
         check_start(self.config, settings, transformer)
         if any(not type(encoding).__module__.startswith("bearings.") for encoding in transformer.encodings):
@@ -324,10 +324,7 @@ class Session(Command):
         Raises:
             UserError: the file is missing or damaged, or belongs to another encoding or model.
         """
-        weights = {
-            name.removeprefix("transformer."): tensor
-            for name, tensor in read_checkpoint(checkpoint, self.config, vocabulary)["state_dict"].items()
-        }
+        weights = read_checkpoint(checkpoint, self.config, vocabulary)["state_dict"]
         transformer = self.transformer(vocabulary)  # after the file has been checked
         transformer.load_state_dict(weights)
         return transformer.to(self.settings.device).eval()

@@ -145,7 +145,6 @@ class Tune(Task):
         return [dict(zip([RATE, *self.grid], values, strict=True)) for values in itertools.product(rates, *grid)]
 
     def _points_to_train(self, config: Mapping) -> list[dict[str, Any]]:
-        """The points to train."""
         points = self._points(config)
         if self.numbers is None:
             return points
