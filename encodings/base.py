@@ -15,7 +15,6 @@ from ..kernels.stretching import Stretch
 from .contract.context import Context
 from .contract.module import PositionModule, SharedModule
 from .contract.state import KeyValueState, State, with_past
-from .options.base import EncodingOptions
 
 if TYPE_CHECKING:
     from .families.inputs import InputEncoding
@@ -99,7 +98,7 @@ class Encoding(PositionModule):
         heads: int,
         kv_heads: int,
         head_dim: int,
-        implementation: Implementation = EncodingOptions.implementation,
+        implementation: Implementation = "auto",
         window: int | None = None,
     ):
         super().__init__()

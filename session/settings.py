@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from ..core.errors import UserError
 from ..core.options import Folder, Options, Seed, defaults_of, options_of
 from ..lightning_modules.options import (
     DataOptions,
@@ -123,10 +125,7 @@ def register() -> None:
     for group in CHOSEN:
         for file in (CONFIGS / group).glob("*.yaml"):
             with suppress(Exception):  # errors in a file are reported when it is chosen
-                target = target_of(group, file.stem)
-                options = options_for(target, group)
-                known = defaults_of(options) if options else _literal_defaults(target, GIVEN.get(group, ()))
-                store.store(file.stem, known, group=f"options/{group}")
+                store.store(file.stem, _defaults(target_of(group, file.stem), group), group=f"options/{group}")
 
 
 def reads_of(task: str) -> tuple[str, ...] | None:
@@ -147,29 +146,50 @@ def mechanism_of(encoding: str) -> str | None:
     return None
 
 
-def _literal_defaults(target: str, given: Sequence[str]) -> dict[str, Any]:
-    """Defaults of a class of this project."""
+def _defaults(target: str, group: str) -> dict[str, Any]:
+    """Defaults of the options of a class of this project, or of its constructor, which may be inherited."""
+    with suppress(UserError):  # the class of a base class, which configurations cannot name
+        if options := options_for(target, group):
+            return defaults_of(options)
+    try:
+        tree, kind = _source(target)
+    except (OSError, StopIteration):  # a class of another package
+        return {}
+    init = next((part for part in kind.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"), None)
+    if init is None:
+        return _defaults(_imported(tree, ast.unparse(kind.bases[0]), target), group) if kind.bases else {}
+    of = init.args
+    pairs = [*zip(of.args[::-1], of.defaults[::-1], strict=False), *zip(of.kwonlyargs, of.kw_defaults, strict=True)]
     found = {}
-    for each in _class_body(target):
-        if not isinstance(each, ast.FunctionDef) or each.name != "__init__":
-            continue
-        for argument, default in zip(each.args.args[::-1], each.args.defaults[::-1], strict=False):
-            with suppress(ValueError):  # not a literal
-                value = ast.literal_eval(default)
-                found[argument.arg] = list(value) if isinstance(value, tuple) else value
-    return {key: value for key, value in found.items() if key not in given}
+    for argument, default in pairs:
+        with suppress(ValueError):  # none, or not a literal
+            value = ast.literal_eval(cast("ast.expr", default))
+            found[argument.arg] = list(value) if isinstance(value, tuple) else value
+    return {key: value for key, value in found.items() if key not in GIVEN.get(group, ())}
+
+
+def _imported(tree: ast.Module, name: str, target: str) -> str:
+    """The class that the module of the class `target`, with the source `tree`, calls `name`."""
+    module = target.rpartition(".")[0]
+    for each in (part for part in tree.body if isinstance(part, ast.ImportFrom)):
+        for alias in each.names:
+            if name == (alias.asname or alias.name):
+                relative = "." * each.level + (each.module or "")
+                return f"{resolve_name(relative, module.rpartition('.')[0])}.{alias.name}"
+    return f"{module}.{name}"
 
 
 def _assigned(target: str) -> dict[str, ast.expr]:
     """The values of the attributes of a class of this project, as expressions."""
-    return {ast.unparse(part.targets[0]): part.value for part in _class_body(target) if isinstance(part, ast.Assign)}
+    _, kind = _source(target)
+    return {ast.unparse(part.targets[0]): part.value for part in kind.body if isinstance(part, ast.Assign)}
 
 
-def _class_body(target: str) -> list[ast.stmt]:
-    """The statements of a class of this project, read from its source, as importing it may take seconds."""
+def _source(target: str) -> tuple[ast.Module, ast.ClassDef]:
+    """A class of this project, and its module: read from the source, as importing it may take seconds."""
     module, _, name = target.removeprefix("bearings.").rpartition(".")
     tree = ast.parse((CONFIGS.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
-    return [part for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name for part in each.body]
+    return tree, next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
 
 
 register()

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from bearings.core.options import Count, Option, Options, defaults_of, explanations, options_of
 from bearings.encodings.options import PoPEOptions, RoPEOptions, TAPEOptions
-from bearings.encodings.options.base import Scaling
+from bearings.encodings.options.base import Scaling, WindowOptions
+from bearings.session import settings
 from bearings.session.overrides import choices_of
 from bearings.session.settings import CHOSEN, CONFIGS, OWN, Settings, declared
 from bearings.session.trust import KINDS, located, trusting
@@ -183,6 +184,28 @@ def test_options_are_inherited_with_the_constructor(tmp_path, monkeypatch):
         assert defaults_of(declared("heirs.Bare", "encoding")) == {"speed": 0.1}
         assert options_of(declared("heirs.Bare", "encoding"))["speed"].accepts == "anything"
         assert defaults_of(declared("conftest.Letters", "domain")) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("class Mine(RoPE): ...", defaults_of(RoPEOptions)),
+        ("class Mine(DistanceBias): ...", defaults_of(WindowOptions)),
+        ("class Base(RoPE): ...\nclass Mine(Base): ...", defaults_of(RoPEOptions)),
+        ("class Mine(RoPE):\n def __init__(self, width, *, speed=0.1, rate, of=(1,)): ...", {"speed": 0.1, "of": [1]}),
+        ("class Mine(Elsewhere): ...", {}),
+    ],
+)
+def test_defaults_of_classes_without_declared_options_are_read_from_their_source(
+    tmp_path, monkeypatch, source, expected
+):
+    for name in ("base.py", "families/distance.py"):
+        (tmp_path / "encodings" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "encodings" / name).write_text((REPOSITORY / "encodings" / name).read_text())
+    names = "from bearings.encodings.rope import RoPE\nfrom .families.distance import DistanceBias\n"
+    (tmp_path / "encodings" / "mine.py").write_text(f"{names}from elsewhere import Elsewhere\n{source}\n")
+    monkeypatch.setattr("bearings.session.settings.CONFIGS", tmp_path / "configs")
+    assert settings._defaults("bearings.encodings.mine.Mine", "encoding") == expected
 
 
 def test_all_mistakes_are_one_line(run):
