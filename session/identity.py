@@ -1,8 +1,10 @@
 """The part of a configuration that determines a run's results, and therefore its name."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 
-from .run_config import GROUPS, IDLE
+from .run_config import GROUPS, IDLE, as_hashed
 
 # Settings that affect where and how fast a run executes, but not its results.
 INCIDENTAL = {
@@ -55,6 +57,13 @@ def identity(config: Mapping) -> dict:
         kept["encoding"]["implementation"] = named  # kernels round differently, and studies may compare them
     pretrained = {"pretrained": {"sha256": config["pretrained"]["sha256"]}} if "pretrained" in config else {}
     return {**kept, **pretrained, "content": config["content"], "seed": config["seed"]}
+
+
+def unseeded_digest(config: Mapping, *left_out: str) -> str:
+    """sha256 of the `identity` of a configuration, without the seed and the keys `left_out`."""
+    kept = {key: value for key, value in identity(config).items() if key not in ("seed", *left_out)}
+    hashed = {key: as_hashed(key, value) for key, value in kept.items()}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def portable(group: str, block: Mapping) -> dict:

@@ -1,8 +1,6 @@
 """A run's directory: its name follows from the configuration, and its manifest records how the run was made."""
 
 import errno
-import hashlib
-import json
 import math
 import os
 import re
@@ -20,11 +18,11 @@ from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserErro
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import write_text
-from .identity import identity
+from .identity import identity, unseeded_digest
 from .manifest import manifest_text, read_manifest
 from .overrides import as_typed
 from .provenance import code_state
-from .run_config import GROUPS, as_hashed, read_config, written
+from .run_config import GROUPS, read_config, written
 from .run_files import refuse_strange_files
 from .trust import refuse_untrusted
 
@@ -357,13 +355,6 @@ class RunDirectory:
             *earlier, last = manifest["sessions"]
             kept = [each for each in earlier if each.get("from_step", 0) < step]
             manifest["sessions"] = [*kept, {**last, "from_step": step}]
-
-
-def unseeded_digest(config: Mapping, *left_out: str) -> str:
-    """sha256 of the part of `config` that determines a run's results, without the seed and the keys `left_out`."""
-    kept = {key: value for key, value in identity(config).items() if key not in ("seed", *left_out)}
-    hashed = {key: as_hashed(key, value) for key, value in kept.items()}
-    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
 
 
 def without_folders(value: Any) -> Any:

@@ -23,11 +23,11 @@ from ..reporting.planned import listed
 from ..reporting.study_list import EXAMPLE, LIST, read_list
 from ..session.configuration import asked
 from ..session.explaining import explain
-from ..session.identity import incidental
+from ..session.identity import incidental, unseeded_digest
 from ..session.matching import matched
 from ..session.overrides import as_setting, key_of
 from ..session.run_choices import choices_for, configuration_for
-from ..session.run_directory import RunDirectory, changes, unseeded_digest
+from ..session.run_directory import RunDirectory, changes
 from ..session.session import Session
 from ..session.settings import CONFIGS
 from .jobs import Job, Planned, seed_of
