@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.errors import UserError
 from ..core.legends import Legend
 from ..core.progress import shown
 from ..domains.store import Store
@@ -64,6 +65,9 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
     See `attention_rows`, `consistency_rows` and `band_rows` for the measurements, which have a file each. Each portrait
     of the encoding has a file with all elements of each head, or with quantiles over tokens. The legends of the
     portraits are written to the manifest.
+
+    Raises:
+        UserError: a portrait has the name of a measurement.
     """
     device = session.settings.device
     tokens, targets = (each.to(device) for each in sample_of(store, "valid", session.data.length))
@@ -75,7 +79,10 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
     for layer, found in enumerate(portraits):
         for name, portrait in found.items():
             if name not in legends and name in files:
-                raise ValueError(f"portrait={name}: mechanisms/{name}.csv is a measurement: use another name")
+                kind = type(transformer.encodings[layer]).__name__
+                raise UserError(
+                    f"{kind}: its portrait {name} has the name of a measurement: rename it and rerun the same command"
+                )
             legends[name] = portrait.legend
             files.setdefault(name, []).extend(_rows(layer, name, portrait))
     run.mechanisms.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,13 @@ import torch
 from encodings_support import ENCODINGS
 from training_support import configured, go
 
+from bearings.core.errors import UserError
 from bearings.core.legend_records import legends_of
+from bearings.core.legends import Legend
 from bearings.domains.indirect_indexing import IndirectIndexing
+from bearings.encodings.base import Portrait
 from bearings.encodings.nope import NoPE
+from bearings.encodings.rope import RoPE
 from bearings.kernels.loss.cross_entropy import IGNORED
 from bearings.lightning_modules.attention_maps import (
     mass_by_distance,
@@ -209,10 +213,13 @@ def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):
                 assert all(0 <= float(row["q05"]) <= float(row["q95"]) <= 2 for row in rows)
 
 
-def test_mechanisms_of_an_unfinished_run_are_marked(tmp_path, capsys):
+def test_mechanisms_of_an_unfinished_run_are_marked(tmp_path, capsys, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
     for finished in (True, None):
         run.write_manifest(finished=finished)
         Mechanisms()(session)
         assert ("is not finished" in capsys.readouterr().out) is (finished is None)
+    monkeypatch.setattr(RoPE, "portrait", lambda _, x: {"positions": Portrait(x[0].T, Legend("x"))})
+    with pytest.raises(UserError, match="RoPE: its portrait positions has the name of a measurement: rename it"):
+        Mechanisms()(session)
