@@ -15,7 +15,6 @@ from .run_directory import RunDirectory, leaves
 from .session import Session
 
 PREFERRED = ("rope", "pope", "path")  # encodings to compare with, before the others
-PLACES = ("runs", "stores", "trust")  # settings that every later command needs too
 OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that do not carry over to a run with another encoding
 
 
@@ -26,13 +25,12 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     if session.config["run"] is not None:
         reports.append(f"task.directories=[{as_value(run.path)}]")
     asked = "task.samples=8" if session.domain.solved is not None else "task.sampling_seed=1"
-    places = [each for each in overrides if key_of(each) in PLACES]
     return {
         **_another_run(session, overrides),
         "compare the finished runs": ["task=report", *reports],
         "show more answers" if session.domain.solved is not None else "generate more samples": [
             *("task=generate", as_setting("run", run.path), asked),
-            *(each for each in places if key_of(each) != "runs"),
+            *(each for each in overrides if key_of(each) in ("stores", "trust")),
         ],
     }
 
