@@ -146,7 +146,8 @@ class Encoding(PositionModule):
     @property
     def kind(self) -> tuple:
         """A key: layers with the same kind share the `Context` of a pass."""
-        return self.needs, self.window, self.longest, self.implementation, self.placement, self.shared_name
+        plan = type(self).plan, self.needs, self.window, self.longest, self.implementation
+        return *plan, self.placement, self.shared_name
 
     def drop(self) -> None:
         """Stop using positions, for the rest of training and afterwards. Called once if `drop_after` is set."""

@@ -63,7 +63,7 @@ class Needs(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The implementations of attention for the forward and backward pass. Chosen once per run and passed to all layers.
+    """The implementations of attention for the forward and backward pass, which layers of the same kind share.
 
     Attributes:
         implementation: "triton", "cudnn", "fa4" or "torch", or a name that an encoding defines for its own

@@ -1,6 +1,7 @@
 """Patterns over layers in configs/encoding, and the scaling of scores with the length in their NoPE layers."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from omegaconf import OmegaConf
 
+from bearings.encodings.base import Encoding
 from bearings.encodings.comrope import ComRoPE
+from bearings.encodings.contract.context import contexts_of
 from bearings.encodings.nope import NoPE
 from bearings.encodings.pattern import PATTERNS, LayerPattern
 from bearings.encodings.pope import PoPE
@@ -134,3 +137,12 @@ def test_slowest_rotation_in_the_banner():
     assert rotation_text([PoPE(32, 2, 2, 16)], 512).startswith("slowest channel: ")
     for other in (NoPE(32, 2, 2, 16), ComRoPE(32, 2, 2, 16), RoPE(32, 2, 2, 16, clock="medium")):
         assert rotation_text([other], 512) is None
+
+
+def test_layers_with_their_own_implementation_have_their_own_plan():
+    class Own(Encoding):
+        def plan(self, *given, **named):
+            return replace(super().plan(*given, **named), implementation="own")
+
+    contexts = contexts_of([Encoding(8, 2, 2, 4), Own(8, 2, 2, 4)], torch.zeros(1, 5, 8), None, None)
+    assert [context.plan.implementation for context in contexts] == ["torch", "own"]
