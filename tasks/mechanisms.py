@@ -71,7 +71,7 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
     """
     device = session.settings.device
     tokens, targets = (each.to(device) for each in sample_of(store, "valid", session.data.length))
-    with shown("measuring attention"), autocast(device, session.settings.precision):
+    with shown("measuring attention", console=session.console), autocast(device, session.settings.precision):
         files, portraits = attention_rows(transformer, tokens)
         files["consistency"] = consistency_rows(transformer, tokens)
         files["bands"] = band_rows(transformer, tokens, targets)

@@ -213,13 +213,18 @@ def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):
                 assert all(0 <= float(row["q05"]) <= float(row["q95"]) <= 2 for row in rows)
 
 
-def test_mechanisms_of_an_unfinished_run_are_marked(tmp_path, capsys, monkeypatch):
+def test_task_mechanisms(tmp_path, capsys, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
+    monkeypatch.setattr("bearings.core.progress.EVERY", 1e-3)
+    capsys.readouterr()
     for finished in (True, None):
         run.write_manifest(finished=finished)
         Mechanisms()(session)
-        assert ("is not finished" in capsys.readouterr().out) is (finished is None)
+        out, errors = capsys.readouterr()
+        assert ("is not finished" in out) is (finished is None)
+        assert "measuring attention: " in out
+        assert not errors
     monkeypatch.setattr(RoPE, "portrait", lambda _, x: {"positions": Portrait(x[0].T, Legend("x"))})
     with pytest.raises(UserError, match="RoPE: its portrait positions has the name of a measurement: rename it"):
         Mechanisms()(session)
