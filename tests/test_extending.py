@@ -71,7 +71,7 @@ def test_documented_encoding_and_domain_work(tmp_path):
         "task=generate task.tokens=9 trainer.accelerator=cpu",
         " ".join([*given, "encoding.speed=0.3", "--help"]),
     ]
-    laws = ["-q", "-kspin or dice", "-pno:cacheprovider"]
+    laws = ["-q", "-kspin or dice or loads_torch", "-pno:cacheprovider"]
     laws += ["tests/encodings/test_encoding_laws.py", "tests/domains/test_domain_laws.py"]
     done = subprocess.run(
         [sys.executable, "commands.py", json.dumps(commands), json.dumps(laws)],

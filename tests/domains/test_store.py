@@ -225,7 +225,7 @@ def marks(tmp_path):
 
 def test_next_build_removes_remains_of_killed_build(tmp_path, marks):
     root = tmp_path / "root"
-    process = multiprocessing.get_context("spawn").Process(target=prepare, args=(root, marks, 60))
+    process = multiprocessing.get_context("fork").Process(target=prepare, args=(root, marks, 60))
     process.start()
     deadline = time.monotonic() + 30
     while not any(marks.iterdir()):
@@ -239,7 +239,7 @@ def test_next_build_removes_remains_of_killed_build(tmp_path, marks):
 
 
 def test_concurrent_processes_build_once(tmp_path, marks):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     racers = [context.Process(target=prepare, args=(tmp_path / "root", marks, 0.5)) for _ in range(3)]
     for process in racers:
         process.start()
