@@ -112,8 +112,7 @@ class Planning:
         self._lines: dict[Path, str] = {}  # by the directory of the run
         self._alike: dict[tuple[str, ...], Alike] = {}  # by the settings without a seed, so that each is composed once
         self._contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
-        # By the chosen configuration files, so that each is composed once.
-        self._followed: dict[tuple, list[tuple[Mapping, Any]]] = {}
+        self._followed: dict[tuple[str, ...], tuple[Mapping, Any]] = {}  # by settings, so that each is composed once
         self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
         self._kept = cache(lambda: _kept_data(folder))  # most studies do not need it
 
@@ -182,16 +181,26 @@ class Planning:
 
     def _check_followers(self, run: RunDirectory, config: Mapping, alike: Alike) -> None:
         """Check the lines of `then` for `run`, and note the contexts that they score."""
-        names = tuple(config["names"].items())
-        if names not in self._followed:
-            self._followed[names] = [_followed(self.folder, then, config["names"]) for then in self.then]
-        for then, (configuration, task) in zip(self.then, self._followed[names], strict=True):
+        for then in self.then:
+            configuration, task = self._follower(then, config["names"])
             with _named(self.folder, then):
                 configuration_for(run, configuration, words_of(then))
                 if why := task.refusal(alike.domain):
                     raise UserError(why)
             contexts = task.possible_contexts(alike.splits[0], config["data"]["length"])
             self._scored[config["names"]["encoding"]] |= contexts
+
+    def _follower(self, line: str, names: Mapping[str, str]) -> tuple[Mapping, Any]:
+        """The configuration and the task of a `line` of `then`, after a run with these `names`."""
+        with _named(self.folder, line):
+            words = words_of(line)
+            keys = {key_of(each) for each in words}
+            # The keys of a task do not depend on the run.
+            choices = [] if {key.partition(".")[0] for key in keys} == {"task"} else choices_for(names, keys)
+            given = (*words, *choices)
+            if given not in self._followed:
+                self._followed[given] = _followed(given)
+        return self._followed[given]
 
     def _search(self, run: Sequence[str], config: Mapping) -> Searched:
         """The search for the settings of `run`, whose checked configuration is `config`."""
@@ -282,14 +291,12 @@ def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:
             )
 
 
-def _followed(folder: Path, line: str, names: Mapping[str, str]) -> tuple[Mapping, Any]:
-    """The configuration and the task of a `line` of `then` in the study's list, after a run with these `names`."""
-    with _named(folder, line):
-        given = words_of(line)
-        config, task = _asked([*given, *choices_for(names, {key_of(each) for each in given})])
-        if task.needs != "run":
-            name = type(task).__name__.lower()
-            raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
+def _followed(given: Sequence[str]) -> tuple[Mapping, Any]:
+    """The configuration and the task of settings `given` in a line of `then`."""
+    config, task = _asked([*given])
+    if task.needs != "run":
+        name = type(task).__name__.lower()
+        raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
     return config, task
 
 
