@@ -2,7 +2,10 @@
 
 import csv
 import json
+import math
+from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -192,6 +195,47 @@ def test_bands_average_over_the_targets_that_are_scored(tmp_path):
     bands = loss_by_band(model, tokens, targets)
     assert [band.plain for band in bands] == pytest.approx([float(nats.mean())] * len(bands))
     assert loss_by_band(model, tokens, torch.full_like(targets, IGNORED)) == []
+
+
+@torch.no_grad()
+def test_bands_are_the_pairs_with_their_wavelengths():
+    """Frequencies of 0 do not rotate, and the weights of queries that are 0 compare nothing."""
+    torch.manual_seed(0)
+    model = Transformer(11, ENCODINGS["comrope"], width=32, layers=2, heads=4, kv_heads=2).eval()
+    tokens = torch.randint(11, (2, 24))
+    wavelengths = torch.tensor([[[2.0, 4.1, 3.9, 62.0], [15.0, 17.0, 5.0, 3.0]], [[9.0, 65.0, 70.0, 2.5]] * 2])
+    for encoding, each in zip(model.encodings, wavelengths, strict=True):
+        encoding.log_frequencies.copy_((2 * math.pi / each).log())
+    for block in model.blocks:
+        block.attention.qkv.weight *= 20
+    bands = loss_by_band(model, tokens, tokens[:, 1:])
+    assert [(band.low, band.high) for band in bands] == [(1, 4), (4, 16), (16, 64), (64, 256)]
+    for band in bands:
+        here = (wavelengths >= band.low) & (wavelengths < band.high)
+        assert band.elements == here.sum()
+        still, silent = deepcopy(model), deepcopy(model)
+        for layer, marks in enumerate(here):
+            still.encodings[layer].log_frequencies[marks] = float("-inf")
+            queries = silent.blocks[layer].attention.qkv.parts()["query"]
+            # By key head, query head in its group, half of the channels, and pair.
+            queries.view(2, 2, 2, 4, 32).masked_fill_(marks[:, None, None, :, None], 0)
+        expected = [
+            float(other.token_nats(tokens[:, :-1], tokens[:, 1:]).nats.mean()) for other in (model, still, silent)
+        ]
+        assert [band.plain, band.unrotated, band.removed] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rope", "pope"])
+def test_without_its_only_band_attention_is_uniform(name):
+    torch.manual_seed(0)
+    model, uniform = (
+        Transformer(11, kind, width=32, layers=1, heads=4) for kind in (partial(ENCODINGS[name], base=2.0), NoPE)
+    )
+    uniform.load_state_dict(model.state_dict(), strict=False)
+    torch.nn.init.zeros_(uniform.blocks[0].attention.qkv.parts()["query"])
+    tokens = torch.randint(11, (2, 24))
+    (band,) = loss_by_band(model, tokens, tokens[:, 1:])
+    assert band.removed == pytest.approx(float(uniform.token_nats(tokens[:, :-1], tokens[:, 1:]).nats.mean()), rel=1e-6)
 
 
 def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):

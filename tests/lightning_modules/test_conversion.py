@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from pretrained_support import STORIES, hugging_face_folder, model_of
+from pretrained_support import STORIES, TINY, hugging_face_folder, model_of
 from rich.console import Console
 from training_support import configured, go, interrupt_after, weights
 
@@ -52,15 +52,19 @@ def test_first_step_equals_the_original_bit_for_bit(tiny, name):
     assert torch.equal(student(tokens), untouched)
 
 
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "yarn", "factor": 8.0}])
 @pytest.mark.parametrize("name", EXACT)
-def test_encodings_without_effect_equal_the_original(tiny, name):
-    """The encoding's own operators at strength 0, in float64, which training uses from the second step on."""
-    original, student, conversion = converted(opened(tiny), name)
+def test_annealing_leads_from_the_original_to_the_encoding(tmp_path, name, scaling):
+    """By the encoding's own operators, in float64, which training uses from the second step on."""
+    hugging_face_folder(tmp_path / "tiny", {**TINY, "max_position_embeddings": 8, "rope_scaling": scaling})
+    original, student, conversion = converted(opened(tmp_path / "tiny"), name, anneal=10**12)
     tokens, strength = torch.arange(80).view(2, 40) % 12, torch.ones((), dtype=torch.float64)
-    conversion.apply(student.double(), strength, 0)
-    for block in student.blocks:
-        block.attention.exact = False
-    torch.testing.assert_close(student(tokens), original.double()(tokens), rtol=1e-12, atol=1e-12)
+    untouched = student.double()(tokens)
+    for step, expected in ((0, original.double()(tokens)), (10**12 - 1, untouched)):
+        conversion.apply(student, strength, step)
+        for block in student.blocks:
+            block.attention.exact = False
+        torch.testing.assert_close(student(tokens), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.data(STORIES)
