@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,17 +13,18 @@ from rich.console import Console
 from training_support import configured, go
 
 from bearings.domains.base import Measures
+from bearings.domains.flip_flop import FlipFlop
 from bearings.domains.jsb import JSB
 from bearings.domains.maestro import Maestro
 from bearings.reporting.sample_metrics import read_metrics
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.generate import Generate, render_samples
+from bearings.tasks.generate import Generate, render_samples, write_answers
 
 
 def test_what_is_drawn_in_another_way_has_another_name(tmp_path, monkeypatch):
-    def sample(model, prompt, tokens, **settings):
-        return torch.full((len(prompt), tokens), 3)  # drawing takes seconds, and is tested elsewhere
+    def sample(model, prompt, tokens, seed, **settings):
+        return torch.full((len(prompt), tokens), 3 + seed)  # drawing takes seconds, and is tested elsewhere
 
     monkeypatch.setattr("bearings.tasks.generate.sample", sample)
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8", "task.samples=0"))
@@ -43,6 +45,7 @@ def test_what_is_drawn_in_another_way_has_another_name(tmp_path, monkeypatch):
         assert there.items() <= found.items()
         there = found
     assert {"seed0-0.txt", "seed0-1.txt", "seed0-samples3-2.txt", "seed0-top_k1-0.txt"} <= there.keys()
+    assert there["seed1-0.txt"] == there["seed0-0.txt"].replace("c", "d")
     (tmp_path / f"{83 * '長'}.txt").write_text("abc")  # 253 bytes
     Generate(samples=1, tokens=20, temperature=0.7, top_k=3, prompt=str(tmp_path / f"{83 * '長'}.txt"))(session)
     long = {path.name for path in (run.path / "samples").iterdir()} - there.keys()
@@ -126,10 +129,13 @@ def test_the_model_sees_no_more_of_a_prompt_than_it_was_trained_with(tmp_path, m
 
 
 def test_samples_are_measured_like_test_pieces_of_the_same_length(tmp_path, monkeypatch):
+    sizes = []
+
     class Counted(Letters):
         measures = Measures({"share_of_b": "share of b"}, "8 letters", "position, letters", 8.0, "Counted.")
 
         def measure(self, ids):
+            sizes.append(len(ids))
             letters = np.array([i for i in ids if i])
             return (letters[: len(letters) // 8 * 8] == 2).reshape(-1, 8).mean(1, keepdims=True)
 
@@ -138,6 +144,7 @@ def test_samples_are_measured_like_test_pieces_of_the_same_length(tmp_path, monk
     vars(session)["domain"] = Counted()
     session.console = Console(file=io.StringIO(), width=200)
     Generate(samples=3, tokens=24)(session)
+    assert max(sizes) == 25
     rows, store = read_metrics(run.sample_metrics / "seed0-samples3-tokens24.csv"), session.store()
     assert [row["segment"] for row in rows if row["origin"] == "sample"] == [0, 1, 2] * 3
     whole = [min(24, len(store.document(i)) - 1) // 8 for i in store.documents("test")]
@@ -163,6 +170,24 @@ def test_samples_of_an_unfinished_run_are_not_among_those_of_the_finished_one(tm
     run.write_manifest(finished="now")
     Generate(samples=1, tokens=8)(session)
     assert {path.name for path in (run.path / "samples").iterdir()} == names
+
+
+def test_the_answers_of_an_example_become_those_of_the_model(tmp_path):
+    domain = FlipFlop(train=1, valid=3, test=3, sparse=1, dense=1, length=32)
+    store = domain.prepare(tmp_path)
+    session = SimpleNamespace(domain=domain, settings=SimpleNamespace(device=torch.device("cpu"), precision="32-true"))
+
+    def model(tokens):
+        return torch.nn.functional.one_hot((tokens + 1) % domain.vocabulary).float()
+
+    files = {path.stem: domain.encode_file(path) for path in write_answers(session, model, store, 2, tmp_path / "to")}
+    assert len(files) == 4
+    for number, index in enumerate(store.documents("test")[:2]):
+        example, answered = (files[f"{name}-{number}"] for name in ("example", "answered"))
+        assert np.array_equal(example, store.document(index))
+        asked = np.flatnonzero(domain.answers(example))
+        assert np.array_equal(answered[asked], example[asked - 1] + 1)
+        assert np.array_equal(np.delete(answered, asked), np.delete(example, asked))
 
 
 def test_a_full_disk_is_named_after_the_folder_of_samples(tmp_path):
