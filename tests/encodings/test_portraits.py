@@ -1,6 +1,7 @@
 """Attention and learnt quantities that are plotted agree with what the encoding computes."""
 
 import csv
+import itertools
 import json
 import math
 from copy import deepcopy
@@ -76,15 +77,13 @@ def test_attention_of_every_encoding_sums_to_one_and_never_looks_ahead(name):
     assert not any(encoding._forward_hooks for encoding in model.encodings)
 
 
-def test_mass_by_distance():
-    length = 16
-    attention = torch.zeros(1, length, length)
-    for query in range(length):
-        attention[0, query, max(query - 5, 0)] = 1
-    shares = {(low, high): share.item() for low, high, share in mass_by_distance(attention)}
-    assert list(shares) == [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15)]
-    assert shares[4, 7] == 1
-    assert sum(shares.values()) == 1
+def test_masses_are_those_of_queries_in_the_second_half():
+    attention = torch.eye(16)
+    attention[8:] = torch.eye(16)[3]
+    shares = {(low, high): share.item() for low, high, share in mass_by_distance(attention.unsqueeze(0))}
+    assert shares == {(0, 0): 0, (1, 1): 0, (2, 3): 0, (4, 7): 3 / 8, (8, 15): 5 / 8}
+    shares = [(each.mass.item(), each.uniform) for each in mass_by_position(attention.unsqueeze(0), attention)]
+    assert shares == [(0, 0), (0, 0), (1, 1), (0, 0), (0, 0)]
 
 
 def test_mass_by_position_of_uniform_attention_is_uniform():
@@ -124,13 +123,44 @@ def test_heads_that_distinguish_positions_only_or_tokens_only():
         return {(each.low, each.high): each.share.item() for each in found}
 
     assert outcomes(nearer_preferred(by_position, None)) == {(1, 1): 1, (2, 3): 1, (4, 7): 1, (8, 11): 1}
-    assert outcomes(nearer_preferred(none(None), 10)) == {(1, 1): 0.5, (2, 3): 0.5, (4, 4): 0.5}
+    assert outcomes(nearer_preferred(none(None), 9)) == {(1, 1): 0.5, (2, 3): 0.5, (4, 4): 0.5}
     tokens = torch.arange(24).unsqueeze(0)
     assert outcomes(order_kept(lambda index: by_position, tokens, None)) == {(1, 1): 0, (4, 4): 0}
     assert outcomes(order_kept(by_token, tokens, 20)) == {(1, 1): 1, (4, 4): 1}
     assert outcomes(order_kept(by_token, tokens % 4, 20)) == {(1, 1): 1}
     assert outcomes(order_kept(none, tokens, 3)) == {}
     assert 0.2 < outcomes(nearer_preferred(by_token(None), None))[2, 3] < 0.8
+
+
+def test_comparisons_of_keys_are_averages_over_rows_and_queries():
+    torch.manual_seed(0)
+    tokens = torch.randint(3, (2, 19))
+    before, near, far = torch.randint(4, (3, 2, 3, 19, 19)).float()  # small integers, some of them equal
+    maps = iter([before, near, far])  # after swaps of keys 1 and 4 apart
+
+    def share(compared, outcome):
+        return [sum(outcome(b, h, *each) for b, *each in compared) / len(compared) for h in range(3)]
+
+    def nearer(b, h, t, d):
+        return 0.5 + 0.5 * float((before[b, h, t, t - d] - before[b, h, t, t - 2 * d]).sign())
+
+    for found in nearer_preferred(before, 17):
+        compared = itertools.product(range(2), range(19), range(found.low, found.high + 1))
+        compared = [(b, t, d) for b, t, d in compared if 2 * d <= t]
+        assert found.share.tolist() == pytest.approx(share(compared, nearer))
+    kept = [*order_kept(lambda index: next(maps), tokens, 16)]
+    assert [each.low for each in kept] == [1, 4]
+    for found, after in zip(kept, (near, far), strict=True):
+        gap = found.low
+        firsts = [early for early in range(19 - gap) if early // gap % 2 == 0]
+        compared = [(b, t, e) for b in range(2) for e in firsts for t in range(e + gap + 1, min(19, e + 16))]
+        compared = [(b, t, e) for b, t, e in compared if tokens[b, e] != tokens[b, e + gap]]
+
+        def same(b, h, t, e, after=after, gap=gap):
+            first, then = before[b, h, t, e] - before[b, h, t, e + gap], after[b, h, t, e + gap] - after[b, h, t, e]
+            return 0.5 + 0.5 * float(first.sign() * then.sign())
+
+        assert found.share.tolist() == pytest.approx(share(compared, same))
 
 
 def test_swapped_exchanges_pairs():
