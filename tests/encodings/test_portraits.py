@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 from encodings_support import ENCODINGS
-from training_support import configured, go
+from training_support import configured, go, weights
 
 from bearings.core.errors import UserError
 from bearings.core.legend_records import legends_of
@@ -36,7 +36,7 @@ from bearings.lightning_modules.transformer import Transformer
 from bearings.reporting.mechanism_files import NATS, SHARES, read_mechanism
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.tasks.mechanisms import Mechanisms
+from bearings.tasks.mechanisms import Mechanisms, attention_rows, band_rows, consistency_rows
 
 
 def test_probabilities_of_nope_are_the_softmax_of_its_scores():
@@ -268,7 +268,59 @@ def test_without_its_only_band_attention_is_uniform(name):
     assert band.removed == pytest.approx(float(uniform.token_nats(tokens[:, :-1], tokens[:, 1:]).nats.mean()), rel=1e-6)
 
 
-def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):
+@torch.no_grad()
+def test_rows_of_files_are_the_measurements_of_their_layer_and_head():
+    torch.manual_seed(0)
+    model = Transformer(11, partial(ENCODINGS["rope"], window=9), width=32, layers=2, heads=2).eval()
+    for block in model.blocks:
+        block.attention.qkv.weight *= 20
+    tokens, eye = torch.randint(11, (3, 16)), torch.eye(16)
+    files, _ = attention_rows(model, tokens)
+    files["consistency"], files["bands"] = consistency_rows(model, tokens), band_rows(model, tokens, tokens[:, 1:])
+    maps, _ = look_inside(model, tokens, lambda encoding, attention: attention)
+    kept = look_with_keys_moved(
+        model, tokens[:1], lambda encoding, attention: [*order_kept(attention, tokens[:1], encoding.window)]
+    )
+    uniform = uniform_attention(16, 9, tokens.device)
+    measured = {"attention": {}, "positions": {}, "locality": {}, "consistency": {}}
+    for layer, attention in enumerate(maps):
+        shares = {
+            "attention": mass_by_distance(attention.mean(0)),
+            "positions": (each[:3] for each in mass_by_position(attention.mean(0), uniform)),
+            "locality": nearer_preferred(attention, 9),
+            "consistency": kept[layer],
+        }
+        for name, found in shares.items():
+            measured[name] |= {
+                (layer, head, low, high): float(share[head]) for low, high, share in found for head in (0, 1)
+            }
+    for name, expected in measured.items():
+        column = "mass" if name in ("attention", "positions") else "share"
+        rows = {(row["layer"], row["head"], row["low"], row["high"]): float(row[column]) for row in files[name]}
+        assert rows == pytest.approx(expected, abs=1e-5)
+    first, second = (each.mean(1) / 2 + eye / 2 for each in maps)
+    plain = torch.linalg.matrix_power(uniform / 2 + eye / 2, 2)
+    rollout = [*mass_by_position((second @ first).mean(0, keepdim=True), plain)]
+    for column, expected in {
+        "mass": [float(each.mass) for each in rollout],
+        "uniform": [e.uniform for e in rollout],
+    }.items():
+        assert [float(row[column]) for row in files["rollout"]] == pytest.approx(expected, abs=1e-5)
+    assert [(row["low"], row["high"]) for row in files["rollout"]] == [(each.low, each.high) for each in rollout]
+    alike = [each.uniform for each in mass_by_position(maps[0].mean(0), uniform) for _ in range(2)]
+    assert [float(row["uniform"]) for row in files["positions"]] == pytest.approx(2 * alike, abs=1e-5)
+    for row, band in zip(files["bands"], loss_by_band(model, tokens, tokens[:, 1:]), strict=True):
+        assert {key: float(value) for key, value in row.items()} == pytest.approx(band._asdict(), abs=1e-6)
+
+
+def test_training_writes_the_mechanisms_of_its_encoding(tmp_path, monkeypatch):
+    splits = []
+
+    def sampled(store, split, length):
+        splits.append(split)
+        return sample_of(store, split, length)
+
+    monkeypatch.setattr("bearings.tasks.mechanisms.sample_of", sampled)
     measured = {"attention", "positions", "rollout", "locality", "consistency"}
     written = {"pope": {*measured, "bands", "delta"}, "path_fox": {*measured, "beta", "forget_gate"}}
     for encoding, names in written.items():
@@ -283,8 +335,12 @@ def test_training_writes_the_mechanisms_of_its_encoding(tmp_path):
             assert rows
             if path.stem == "delta":
                 assert set(rows[0]) == {"layer", "head", "element", "delta"}
+                trained = weights(run)
+                learned = [each.flatten() for key, each in sorted(trained.items()) if key.endswith(".delta")]
+                assert [float(row["delta"]) for row in rows] == pytest.approx(torch.cat(learned).tolist(), abs=1e-5)
             if path.stem == "beta":
                 assert all(0 <= float(row["q05"]) <= float(row["q95"]) <= 2 for row in rows)
+    assert splits == ["valid"] * 2
 
 
 def test_task_mechanisms(tmp_path, capsys, monkeypatch):
