@@ -77,7 +77,7 @@ def _events(text: str) -> Iterator[Any]:
     """
     depth = 0
     for event in yaml.parse(text, _Loader):
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+        if getattr(event, "anchor", None) is not None:
             raise ValueError(f"line {event.start_mark.line + 1}: aliases and anchors are not allowed")
         if getattr(event, "tag", None) is not None:
             raise ValueError(f"line {event.start_mark.line + 1}: tags are not allowed")
