@@ -28,10 +28,11 @@ def test_columns_of_a_table(tmp_path):
     assert found.labels.tolist() == [True, False]
     assert found.groups.tolist() == ["missense", "none given"]
     assert table(tmp_path, "\ufeff" + ROWS).names == found.names  # as spreadsheets write it
-    classes = "chrom\tpos_grch38\tref\talt\tclass\tconsequence\tcadd\tphylop\nchr1\t3\tG\tT\tLOF\tx\t1.5\tNA\n"
-    found = table(tmp_path, classes)
-    assert (found.labels.tolist(), found.groups.tolist()) == ([True], ["all variants"])
-    assert {name: values.tolist() for name, values in found.others.items()} == {"cadd": [1.5]}
+    classes = "chrom\tpos_grch38\tref\talt\tclass\tconsequence\tcadd\tphylop\nchr1\t3\tG\tT\tLOF\tx\t1.5\t"
+    for missing in ("NA", "nan", "inf"):
+        found = table(tmp_path, f"{classes}{missing}\n")
+        assert (found.labels.tolist(), found.groups.tolist()) == ([True], ["all variants"])
+        assert {name: values.tolist() for name, values in found.others.items()} == {"cadd": [1.5]}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,23 @@ def test_windows_of_chromosomes_and_regions(tmp_path):
     assert letters(Reference([tmp_path / "genome.fa"], [variants], 4).window("chr1", 2, 6)) == ("CGTA", 1)
     (tmp_path / "genome.fa").write_text(">chr2:,-5\nAAAA\n>chr1\nACGTNACGT\n")  # a name, not a place
     assert letters(Reference([tmp_path / "genome.fa"], [variants], 4).window("chr1", 2, 3)) == ("CGT", 1)
+
+
+def test_windows_are_parts_of_the_whole_chromosome(tmp_path):
+    """Odd windows of the largest size, around the outermost variants of several tables, and where a region begins."""
+    sequence = "".join(np.random.default_rng(0).choice([*"ACGT"], 60))
+    places, tables = ((20, 31), (5, 30, 54)), []
+    for here in places:
+        rows = [f"chr1\t{at + 1}\t{sequence[at]}\t{'CA'[sequence[at] == 'C']}\t1\n" for at in here]
+        tables.append(table(tmp_path, "chrom\tpos\tref\talt\tlabel\n" + "".join(rows)))
+    for regions in (((0, 60),), ((0, 31), (31, 60))):
+        text = [f">chr1:{begin + 1}-{end}\n{sequence[begin:end]}\n" for begin, end in regions]
+        (tmp_path / "genome.fa").write_text("".join(text))
+        reference = Reference([tmp_path / "genome.fa"], tables, 2)
+        for at in (5, 20, 30, 31, 54):
+            begin, end = next(each for each in regions if at < each[1])
+            first = max(begin, at - 2)
+            assert letters(reference.window("chr1", at, 5)) == (sequence[first : min(end, at + 3)], at - first)
 
 
 def test_a_genome_that_does_not_fit_gives_one_line(tmp_path):
