@@ -106,6 +106,16 @@ def test_training_examples_depend_only_on_seed_and_index(name, task):
     assert any(order != orders[0] for order in orders[1:])
 
 
+def test_the_pool_and_the_store_are_drawn_with_the_seed_of_the_domain(name, tmp_path):
+    pools = []
+    for seed in (0, 5):
+        task = TASKS[name](pool=7, seed=seed)
+        store = task.prepare(tmp_path)
+        pools.append(set(training_bytes(task, 3, range(7))))
+        assert pools[-1] == {np.asarray(store.document(i), "<i8").tobytes() for i in store.documents("train")[:7]}
+    assert pools[0] != pools[1]
+
+
 def test_generated_examples_differ_between_seeds_and_splits(name, kept):
     task = TASKS[name](pool=None)
     first, second = (training_bytes(task, seed, range(50)) for seed in (0, 1))
@@ -188,6 +198,7 @@ def test_baselines_omit_xz_and_count_answers(task, kept):
 
 def test_prompts_round_trip(task, kept, tmp_path):
     tokens = np.asarray(kept.document(0), np.int64)
+    assert task.decode([0, 1]) == task.symbols[1]
     (path,) = task.render(task.decode(tokens), tmp_path / "example")
     assert np.array_equal(task.encode_file(path), tokens)
     path.write_text("§")
