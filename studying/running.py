@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +26,6 @@ class Running:
     """The process of command number `stage` of some runs, on the GPU `gpu`, or on all visible devices if None.
 
     Attributes:
-        began: when the first command was started.
         since: when this command was started.
         logged: size of the log at that time, in bytes.
         kept: number of runs whose records have been kept, in the order of `runs`.
@@ -37,7 +36,6 @@ class Running:
     log: Path
     gpu: str | None = None
     stage: int = 0
-    began: float = field(default_factory=time.monotonic)
     since: float = 0.0
     logged: int = 0
     kept: int = 0
@@ -104,8 +102,7 @@ def execute(
 ) -> list[str]:
     """Run `jobs` processes at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
 
-    At the limit, or when interrupted, all runs are asked to stop and can be resumed. A process is not started if less
-    time is left than the fastest of its kind, runs or a search, has needed so far. If one of the runs of a process
+    At the limit, or when interrupted, all runs are asked to stop and can be resumed. If one of the runs of a process
     fails, each is tried on its own.
 
     Args:
@@ -127,23 +124,20 @@ def execute(
     threads = str(max(1, cores() // len(places)))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     waiting, running, failed = together(todo, seeds), [], []
-    quickest: dict[type, float] = {}  # by the kind of job
     try:
         while (waiting or running) and time.monotonic() < end:
-            while waiting and places and time.monotonic() + quickest.get(type(waiting[0][0]), 0.0) < end:
+            while waiting and places and time.monotonic() < end:
                 runs = waiting.pop(0)
                 log = logs / f"{runs[0].path.parent.name}-{runs[0].path.name}{runs[0].suffix}.log"
                 running.append(Running(runs, log, places.pop(0)))
                 running[-1].start(environment)
                 print(f"started    {named(runs)}, log {log}", flush=True)
-            if not running:
-                break
             time.sleep(0.2)
             for each in running:
                 keep_ended(each, jobs - 1, commit)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)  # so that an error here is not repeated below
-                failure, ended = settle(each, jobs - 1, commit), time.monotonic()
+                took, failure = time.monotonic() - each.since, settle(each, jobs - 1, commit)
                 if failure is None and not each.last:
                     following = replace(each, stage=each.stage + 1)
                     following.start(environment)
@@ -151,8 +145,6 @@ def execute(
                 else:
                     places.append(each.gpu)
                     if failure is None:
-                        kind = type(each.runs[0])
-                        quickest[kind] = min(ended - each.began, quickest.get(kind, float("inf")))
                         try:
                             coming = [run for job in each.runs for run in after(job)]
                         except UserError as error:  # other runs go on
@@ -164,7 +156,7 @@ def execute(
                         waiting[:0] = together(each.runs, 1)
                     else:
                         failed.append(failure)
-                print(f"{ended - each.since:7.1f} s  {failure or named(each.runs) + each.step}", flush=True)
+                print(f"{took:7.1f} s  {failure or named(each.runs) + each.step}", flush=True)
     finally:
         running = [each for each in running if each.process is not None]
         stop(running)

@@ -193,16 +193,9 @@ def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     assert len(list((tmp_path / "logs").iterdir())) == 1
 
 
-def test_a_run_is_begun_if_there_is_time_for_another_of_its_kind(tmp_path, study):
-    made(tmp_path)
-    planned = study(FINISH)
-    assert running.execute(planned, 1, tmp_path / "logs", limit=60.0) == []
-    assert [each.finished for each in planned] == [True, True]
-
-
-def test_a_run_is_begun_only_if_the_fastest_so_far_would_end_in_time(tmp_path, study, monkeypatch):
-    """The third is, with 30 of 100 seconds left, but not the fourth, with 5."""
-    planned, took, start, late, clock = study(""), [10, 60, 25, 0], running.Running.start, [0], time.monotonic
+def test_runs_are_begun_until_the_limit(tmp_path, study, monkeypatch):
+    """The third is, with 15 of 100 seconds left, but not the fourth."""
+    planned, took, start, late, clock = study(""), [60, 25, 15, 0], running.Running.start, [0], time.monotonic
 
     def slow(run, environment):
         start(run, environment)
