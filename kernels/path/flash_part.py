@@ -1,13 +1,11 @@
 """PaTH attention within a part of a sequence, in Triton."""
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention.gates import gates_of
 from ..common import LOG2E
 from .chunks import moved
 from .flash import path_forward
@@ -60,7 +58,6 @@ def whole_scores(lse: Tensor, sums: Tensor, chunks: int, exact: bool) -> Tensor:
     c = F.pad(sums * LOG2E.value, (0, 0, 0, padding)).transpose(1, 2)
     origin = c.detach()
     if not exact:
-        high = cast("Tensor", gates_of(sums.detach(), lse.shape[-1])[0])
         size = lse.shape[-1] // chunks
-        origin = high[..., ::size].repeat_interleave(size, -1)
+        origin = origin[..., ::size].float().repeat_interleave(size, -1)  # rounded as `gates.gates_of` rounds it
     return (lse + (c - origin)).to(lse.dtype)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from encodings_support import Inputs, attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from path_support import new_launches  # noqa: F401
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bearings.kernels.attention.fox import cumulative_log_gates
 from bearings.kernels.attention.past import past_attention
@@ -179,3 +180,13 @@ def test_operators_are_registered():
     q, k, v = inputs[:3]
     past = import_module("bearings.kernels.attention.flash_past").past_forward
     torch.library.opcheck(past.registered, (q, k, v, None), test_utils=utils)
+
+
+def test_a_part_with_gates_runs_only_operators():
+    """A kernel that is launched elsewhere runs on the current GPU instead of that of its inputs."""
+    *inputs, logits = draw(70, gated=True)
+    given = *(x.to(HALF) for x in inputs), cumulative_log_gates(logits)
+    with FakeTensorMode() as mode:  # lets operators of PyTorch pass, but no launch
+        *fake, sums = map(mode.from_tensor, given)
+        part = path_part(*fake, 0.25, sums, "triton")
+    assert part.lse.shape == logits.shape
