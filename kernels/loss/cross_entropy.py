@@ -101,7 +101,7 @@ def token_nats(x: Tensor, weight: Tensor, targets: Tensor, ignored: int = IGNORE
 def token_nats_of_logits(logits: Tensor, targets: Tensor, ignored: int = IGNORED) -> TokenNats:
     """`token_nats` of `targets [N]` from given `logits [N, V]`."""
     nats = F.cross_entropy(logits.float(), targets, ignore_index=ignored, reduction="none")
-    return TokenNats(nats, logits.argmax(-1) == targets)
+    return TokenNats(nats, (logits.argmax(-1) == targets) & (targets != ignored))
 
 
 def aligned(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -106,6 +106,13 @@ def test_chunked_token_nats(monkeypatch):
     torch.testing.assert_close(summed_nats(x, weight, targets), wanted.sum(), rtol=1e-5, atol=1e-5)
 
 
+def test_an_ignored_token_of_the_vocabulary_is_never_right():
+    x, targets = torch.eye(3, device=DEVICE), torch.tensor([0, 1, 0], device=DEVICE)
+    nats, right = token_nats(x, 2 * torch.eye(3, device=DEVICE), targets, ignored=1)
+    assert (nats > 0).tolist() == [True, False, True]
+    assert right.tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize("function", [summed_nats, token_nats])
 @pytest.mark.parametrize("count", [0, 128, 400])
 def test_another_number_of_targets_raises(monkeypatch, function, count):
