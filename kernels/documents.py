@@ -47,7 +47,7 @@ class Documents:
         """Limits for rows `[rows, length]` of one document each."""
         positions = torch.arange(length, device=device).expand(rows, -1)
         borders = torch.stack([torch.zeros_like(positions), torch.full_like(positions, length)])
-        cu_seqlens = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
+        cu_seqlens = length * torch.arange(rows + 1, dtype=torch.int32, device=device)
         return cls(positions, borders.int(), cu_seqlens)
 
     def within(self, window: int) -> "Documents":

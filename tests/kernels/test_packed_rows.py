@@ -45,6 +45,8 @@ def test_no_tokens(shape):
     assert (found.positions.shape, found.borders.shape) == (shape, (2, *shape))
     assert found.cu_seqlens.tolist() == [0] * 4
     assert found.within(2).borders.shape == (2, *shape)
+    single = Documents.single(*shape, torch.device("cpu"))
+    assert (single.borders.shape, single.cu_seqlens.tolist()) == ((2, *shape), [0] * (shape[0] + 1))
 
 
 @pytest.mark.parametrize("window", [0, -1])
