@@ -60,10 +60,12 @@ def fused_attention(
         ValueError: incompatible shapes, or a requested implementation that does not support the inputs.
     """
     _check(q, k, v, scale, documents, delta, sums)
+    if not q.numel():
+        return None
     name = plan.implementation if isinstance(plan, Plan) else plan
     widths = v.shape[3] <= k.shape[3] or v.shape[3] == 2 * k.shape[3]
     fits = v.shape == k.shape or (form == "plain" and widths)
-    if not fits or not q.numel():
+    if not fits:
         if name in ("triton", *LIBRARIES):
             raise ValueError(
                 f"implementation={name}: only torch supports queries {list(q.shape)} with keys {list(k.shape)} and "
@@ -110,6 +112,8 @@ def fused_attention_lse(
 ) -> tuple[Tensor, Tensor] | None:
     """`fused_attention` and the natural log-sum-exp of each row, `[B, T, H]` float32, both differentiable."""
     _check(q, k, v, scale, documents)
+    if not q.numel():
+        return None
     if not isinstance(plan, Plan):
         needs = Needs(q.shape[-1], q.shape[-1], v.shape[-1], bias=table is not None, lse=True)
         lengths, limits = (q.shape[1], k.shape[1]), (documents is not None, bounded(documents))

@@ -70,6 +70,8 @@ def path_attention(
 
 def planned(implementation: Implementation | Plan, q: Tensor, v: Tensor) -> Plan:
     """The plan for PaTH attention on `q [B, T, H, D]` and values with the head dimension of `v`."""
+    if not q.numel():
+        return Plan("torch", "torch", "there is nothing to compute")
     if isinstance(implementation, Plan):
         return implementation
     head_dim, length = q.shape[-1], q.shape[1]

@@ -20,9 +20,12 @@ from fused_support import (  # noqa: F401
 )
 
 from bearings.kernels import choice
+from bearings.kernels.attention.fox import fox_attention
+from bearings.kernels.attention.merge import attention_lse
 from bearings.kernels.attention.pope import pope_attention
 from bearings.kernels.attention.rope import geometric, rope_attention, rotate
 from bearings.kernels.documents import Documents
+from bearings.kernels.path.attention import path_attention
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -51,6 +54,24 @@ def test_triton_error_is_within_budget(name, dtype, queries, keys, head_dim):
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (3, 3)] if GPU else [(3, 1)])
 def test_triton_grouped_heads(name, heads):
     check_budget(name, draw(name, 35, 35, 16, DTYPES[-1] if GPU else torch.float32, heads), None, "triton")
+
+
+@pytest.mark.parametrize(
+    "plan", ["triton", choice.Plan("triton", "triton", "it is the fastest")], ids=["named", "chosen"]
+)
+@pytest.mark.parametrize(("batch", "length"), [(0, 4), (2, 0)])
+def test_no_rows_or_no_tokens(batch, length, plan):
+    q, k, v, w = (torch.randn(batch, length, 2, 16, device=DEVICE, requires_grad=True) for _ in range(4))
+    beta, sums = torch.rand(q.shape[:3], device=DEVICE), torch.zeros(q.shape[:3], dtype=torch.float64, device=DEVICE)
+    outs = [
+        rope_attention(q, k, v, implementation=plan),
+        fox_attention(q, k, v, sums, implementation=plan),
+        attention_lse(q, k, v, implementation=plan)[0],
+        path_attention(q, k, v, w, beta, 0.25, implementation=plan),
+    ]
+    for out in outs:
+        assert out.shape == v.shape
+        assert torch.autograd.grad(out.sum(), v)[0].shape == v.shape
 
 
 @every_operator
