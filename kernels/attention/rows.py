@@ -10,6 +10,7 @@ Scores, softmax and products are float32 or wider, and so are the sums of gradie
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from ..precision import wide
 from .plain import check_shapes
 
 SCORES = 2**24  # scores in one block, over all heads and sequences
+SWITCHING = Lock()  # the precision of products is one setting for all threads
 
 
 class Rows(NamedTuple):
@@ -33,7 +35,7 @@ class Rows(NamedTuple):
         k: keys `[B, S, Hkv, D]`, in the same dtype.
         begin: index of the first of these queries among all queries.
         visible: True where a query sees a key, `[R, S]`; `[B, 1, R, S]` with documents.
-        short: whether the inputs q, k and v have 16 bits.
+        short: whether the inputs q, k and v have 16 bits and are on a GPU.
     """
 
     q: Tensor
@@ -102,7 +104,7 @@ def sums_of_later_keys(x: Tensor) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, scale: float = 1.0, short: bool = False) -> Tensor:
-    """`scale a @ b` of `a [N, L, K]` and `b [N, K, M]`; with `short`, float32 products on a GPU use TF32.
+    """`scale a @ b` of `a [N, L, K]` and `b [N, K, M]`; with `short`, float32 products use TF32.
 
     The scale is applied within the matrix product, which saves a pass over the result.
     """
@@ -135,12 +137,13 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 def _tf32() -> Iterator[None]:
     """Use TF32 for float32 matrix products on a GPU."""
     products = torch.backends.cuda.matmul
-    before = products.fp32_precision
-    try:
-        products.fp32_precision = "tf32"
-        yield
-    finally:
-        products.fp32_precision = before
+    with SWITCHING:
+        before = products.fp32_precision
+        try:
+            products.fp32_precision = "tf32"
+            yield
+        finally:
+            products.fp32_precision = before
 
 
 Function = Callable[..., Tensor]
@@ -241,7 +244,7 @@ class _RowBlocks(torch.autograd.Function):
 
 
 def _short(*tensors: Tensor) -> bool:
-    return all(x.dtype.itemsize == 2 for x in tensors)
+    return all(x.dtype.itemsize == 2 and x.is_cuda for x in tensors)
 
 
 def _by_head(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from threading import Event, Thread, current_thread
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from bearings.encodings.alibi import slopes_of
 from bearings.encodings.families.distance import DistanceBias
 from bearings.encodings.irpe import IRPE
 from bearings.kernels import reference
+from bearings.kernels.attention import rows
 from bearings.kernels.attention.distance import distance_attention
 from bearings.kernels.attention.rows import attend_rows
 from bearings.kernels.documents import Documents
@@ -328,6 +330,28 @@ def test_row_blocks_on_a_gpu_are_as_exact_as_their_inputs(dtype):
         error = (found.double() - wanted).abs().max() / wanted.abs().max()
         assert error < (1e-5 if dtype == torch.float32 else 2**-7)
     assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_threads_leave_the_precision_of_products_as_it_was(monkeypatch):
+    """One thread begins while another uses TF32, and ends after it."""
+    begun, both, before = Event(), Event(), torch.backends.cuda.matmul.fp32_precision
+
+    def compute(a, b, scale):
+        if current_thread() is first:
+            begun.set()
+            both.wait(0.1)
+        else:
+            both.set()
+            first.join()
+
+    monkeypatch.setattr(rows, "_scaled_product", compute)
+    first, second = (Thread(target=rows.product, args=(torch.ones(1, 1, 1),) * 2, kwargs={"short": True}) for _ in "ab")
+    first.start()
+    begun.wait()
+    second.start()
+    second.join()
+    found, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, before
+    assert found == before
 
 
 def test_distance_attention_refuses_wrong_inputs(inputs):
