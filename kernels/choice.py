@@ -183,7 +183,8 @@ def _against_triton(device: torch.device, dtype: torch.dtype, needs: Needs) -> s
         return "the Triton interpreter computes wrong bfloat16 products"
     sized = needs.head_dim if needs.reflections else needs.value_dim
     if sized not in HEAD_DIMS:
-        return f"Triton kernels support head_dim {', '.join(map(str, HEAD_DIMS))}, not {sized}"
+        name = "head_dim" if sized == needs.head_dim else "value_dim"
+        return f"Triton kernels support {name} {', '.join(map(str, HEAD_DIMS))}, not {sized}"
     wider = needs.value_dim < needs.head_dim <= WIDEST and needs.head_dim % 16 == 0
     halved = 2 * needs.head_dim == needs.value_dim and needs.head_dim in HEAD_DIMS
     if needs.head_dim != needs.value_dim and not needs.reflections and not wider and not halved:

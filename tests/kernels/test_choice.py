@@ -56,6 +56,12 @@ def test_inputs_that_triton_rejects(dtype, head_dim, message):
         nope_attention(q, q, q, implementation="triton")
 
 
+def test_the_channels_that_triton_rejects_are_named():
+    q, v = torch.zeros(1, 4, 2, 64, device=DEVICE), torch.zeros(1, 4, 2, 40, device=DEVICE)
+    with pytest.raises(ValueError, match="support value_dim 16, 32, 48, 64, 96, 128, not 40"):
+        nope_attention(q, q, v, implementation="triton")
+
+
 LIMITED = {
     "cudnn": "is not used with packed documents or windows",
     "fa4": "FlashAttention-4 needs a bound on the number of documents (`most` of `Documents.of`)",
