@@ -126,6 +126,49 @@ def test_exported_models_generate_the_same_samples(kind, tmp_path, monkeypatch, 
     assert model.generate(left, do_sample=True, num_return_sequences=2, **given).shape == (6, LENGTH + NEW)
 
 
+@pytest.mark.parametrize("name", ["rope", "path"])
+@torch.no_grad()
+def test_prompts_with_padding_give_the_same_logits_in_parts(kind, tmp_path, monkeypatch, name):
+    """Also where a part ends within the padding of a row; then the rows of the cache change."""
+    _, model = exported(kind, tmp_path, monkeypatch, name)
+    left, mask = padded(drawn())
+    whole = model(left, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    for sizes in ([5, 9], [2, 2, 10], [3, 4, 7], [6, 8]):
+        cache, parts, end = None, [], 0
+        for part in left.split(sizes, 1):
+            end += part.shape[1]
+            out = model(part, attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+        assert torch.allclose(torch.cat(parts, 1)[mask.bool()], whole, atol=1e-5)
+    with pytest.raises(ValueError, match="tokens that follow others in a cache cannot be padding"):
+        model(left[:, :4], attention_mask=mask[:, :4], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_tokens_in_a_cache_pass_through_the_model_once(kind, tmp_path, monkeypatch):
+    """Or, if it must grow, no more than three times on average."""
+    _, model = exported(kind, tmp_path, monkeypatch, "rope")
+    ids, passed, inner = drawn(), [], model.transformer.hidden
+
+    def hidden(tokens, *rest, **named):
+        passed.append(tokens.shape[1])
+        return inner(tokens, *rest, **named)
+
+    monkeypatch.setattr(model.transformer, "hidden", hidden)
+    for beams in (1, 2):
+        passed.clear()
+        given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": None}
+        model.generate(ids, num_beams=beams, **given)
+        assert sum(passed) == LENGTH + NEW - 1
+    passed.clear()
+    cache = model(ids[:, :2]).past_key_values
+    cache.capacity, cache.rows = 2, []
+    for token in ids[:, 2:].split(1, 1):
+        model(token, past_key_values=cache)
+    assert LENGTH < sum(passed) <= 3 * LENGTH
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 @torch.no_grad()
 def test_a_cache_grows_and_shrinks(kind, tmp_path, monkeypatch, name):
