@@ -140,7 +140,7 @@ class Tune(Task):
     def _points(self, config: Mapping) -> list[dict[str, Any]]:
         """All combinations of the searched settings, by key."""
         given = config["optimizer"]["learning_rate"]
-        rates = sorted(set(self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)]))
+        rates = sorted({*map(float, self.rates or [given * factor for factor in (0.25, 0.5, 1, 2, 4)])})
         grid = [_as_declared(config, key, values) for key, values in self.grid.items()]
         return [dict(zip([RATE, *self.grid], values, strict=True)) for values in itertools.product(rates, *grid)]
 

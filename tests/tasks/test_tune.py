@@ -5,6 +5,7 @@ import re
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_support import run_command  # noqa: F401
 from conftest import composed
@@ -47,6 +48,42 @@ def test_the_best_rate_on_validation_is_named_and_nothing_is_tested(tmp_path, tu
     assert not [*(tmp_path / "tuning").rglob("mechanisms"), *(tmp_path / "tuning").rglob("samples")]
     high = [Records.load(path).nats_per_token for path in records]
     assert float(rows[1]["valid_nll"]) == pytest.approx(sum(sorted(high)[:2]) / 2)
+
+
+@pytest.mark.parametrize("worst", [3.0, float("inf")])
+def test_searches_in_parts_find_what_the_whole_search_finds(tmp_path, capsys, monkeypatch, worst):
+    """By scores drawn for each point and seed, in place of training."""
+    rates, dropouts, seeds = [9e-5, 1e-4, 2e-3], [0.0, 0.25], [9, 10]
+    drawn = np.random.default_rng(0).uniform(size=(3, 2, 2))
+    drawn[0, 0, 1] = worst
+    session = Session.of(configured(tmp_path))
+
+    def score(self, _, point, seed):
+        return drawn[rates.index(point[RATE]), dropouts.index(point["model.dropout"]), seeds.index(seed)]
+
+    def searched(out, **given):
+        task = Tune(rates=rates[::-1], grid={"model.dropout": dropouts}, out=str(tmp_path / out), **given)
+        task(session)
+        with open(task.check(session), newline="") as file:
+            return list(csv.DictReader(file))
+
+    monkeypatch.setattr(Tune, "_score", score)
+    searched("parts", points=[3, 0], seeds=[9])
+    for points in ([4, 1], [0], [5, 3, 2, 3]):
+        parts = searched("parts", points=points, seeds=[10, 9, 10])
+    assert "to use the best" not in capsys.readouterr().out
+    whole = searched("whole", seeds=[9, 10])
+    assert searched("parts", seeds=[9, 10]) == parts == [*parts[:2], *whole]
+    assert [(row["each_seed"], row["chosen"]) for row in parts[:2]].count(("9", "True")) == 1
+    printed = capsys.readouterr().out.replace("\n", " ")
+    means = {point: drawn[point].mean() for point in np.ndindex(3, 2)}
+    for row, (point, mean) in zip(whole, means.items(), strict=True):
+        assert (float(row[RATE]), float(row["model.dropout"])) == (rates[point[0]], dropouts[point[1]])
+        assert (float(row["valid_nll"]), row["seeds"], row["each_seed"]) == (mean, "2", "9 10")
+        assert row["chosen"] == str(mean == min(means.values()))
+        if row["chosen"] == "True":
+            chosen = f"to use the best, set {RATE}={row[RATE]} model.dropout={row['model.dropout']} "
+            assert printed.count(chosen) == 2
 
 
 def test_a_search_resumes(tmp_path, tune):
@@ -276,5 +313,6 @@ def test_settings_that_do_not_distinguish_runs_cannot_be_searched(tmp_path, tune
 
 def test_integers_are_the_numbers_that_a_setting_declares(tmp_path):
     session = Session.of(configured(tmp_path))
-    tune = Tune(rates=[1e-3], grid={"model.dropout": [0, 0.0, 0.5]})
-    assert [point["model.dropout"] for point in tune.points(session.config)] == ["0.0", "0.5"]
+    tune = Tune(rates=[1, 1.0], grid={"model.dropout": [0, 0.0, 0.5]})
+    points = tune.points(session.config)
+    assert [(point[RATE], point["model.dropout"]) for point in points] == [("1.0", "0.0"), ("1.0", "0.5")]
