@@ -47,13 +47,7 @@ class PackedPath(_Path):
     def __str__(self) -> str:
         return str(self._place / self._below)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PackedPath) and self.parts == other.parts
-
-    def __hash__(self) -> int:
-        return hash(self.parts)
-
-    def __lt__(self, other: "Path | PackedPath") -> bool:
+    def __lt__(self, other: "PackedPath") -> bool:
         return self.parts < other.parts
 
     @property

@@ -10,7 +10,7 @@ from packing_support import files_of, make_study
 from report_support import make_run
 
 from bearings.core.checked_files import read_arrays
-from bearings.core.errors import UserError
+from bearings.core.errors import UserError, explain_os_error
 from bearings.core.packed_paths import PackedPath
 from bearings.domains.records import Records
 from bearings.reporting.packed import RECORDS, RUNS, packed_names, read_packed
@@ -43,15 +43,19 @@ def test_a_packed_path_is_read_as_one_on_the_disk(tmp_path):
             [str(path.relative_to(root)) for path in paths],
             [(path.read_bytes(), path.read_text(), path.stat().st_size, path.open("rb").read()) for path in paths[:3]],
             [str(path.with_suffix(".png")) for path in paths],
-            str(sorted(paths)[0]),
+            [str(path) for path in sorted(paths[::-1])],
         ]
 
     packed = PackedPath(tmp_path, CONTENTS)
     assert seen(packed) == seen(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        (packed / "absent").read_bytes()
+    for root in (packed, tmp_path):
+        with pytest.raises(FileNotFoundError) as raised:
+            (root / "absent").read_bytes()
+        assert explain_os_error(raised.value).startswith(f"{tmp_path / 'absent'}: no such file or directory: ")
     with pytest.raises(TypeError):
         open(packed / "a.txt")  # noqa: SIM115
+    with pytest.raises(ValueError, match="mode=r: files of a packed study can only be opened with mode=rb"):
+        (packed / "a.txt").open("r")
 
 
 def test_every_file_of_a_run_comes_back(tmp_path):
