@@ -147,7 +147,7 @@ def test_prompts_with_padding_give_the_same_logits_in_parts(kind, tmp_path, monk
 
 @torch.no_grad()
 def test_tokens_in_a_cache_pass_through_the_model_once(kind, tmp_path, monkeypatch):
-    """Or, if it must grow, no more than three times on average."""
+    """For rows of the same padding together; if the cache must grow, no more than three times on average."""
     _, model = exported(kind, tmp_path, monkeypatch, "rope")
     ids, passed, inner = drawn(), [], model.transformer.hidden
 
@@ -156,11 +156,12 @@ def test_tokens_in_a_cache_pass_through_the_model_once(kind, tmp_path, monkeypat
         return inner(tokens, *rest, **named)
 
     monkeypatch.setattr(model.transformer, "hidden", hidden)
-    for beams in (1, 2):
+    left, mask = padded(ids)
+    cases = [(ids, torch.ones_like(ids), 1, {0}), (ids, torch.ones_like(ids), 2, {0}), (left, mask, 1, {*PADDING})]
+    for tokens, kept, beams, paddings in cases:
         passed.clear()
-        given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "eos_token_id": None}
-        model.generate(ids, num_beams=beams, **given)
-        assert sum(passed) == LENGTH + NEW - 1
+        model.generate(tokens, attention_mask=kept, num_beams=beams, max_new_tokens=NEW, eos_token_id=None)
+        assert sum(passed) == sum(LENGTH - n + NEW - 1 for n in paddings)
     passed.clear()
     cache = model(ids[:, :2]).past_key_values
     cache.capacity, cache.rows = 2, []
