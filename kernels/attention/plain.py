@@ -20,6 +20,8 @@ def causal_attention(
 ) -> Tensor:
     """Causal attention of T queries over S >= T keys; the last query is at the position of the last key.
 
+    Computes in the dtype of q, or in that of autocast.
+
     Args:
         q: queries, `[B, T, H, D]`.
         k: keys, `[B, S, Hkv, D]`. Hkv must divide H.
@@ -35,6 +37,7 @@ def causal_attention(
         ValueError: incompatible shapes.
     """
     check_shapes(q, k, documents)
+    k, v = k.to(q.dtype), v.to(q.dtype)
     length, keys, width = q.shape[1], k.shape[1], v.shape[-1]
     if width > q.shape[-1]:  # PyTorch's fused kernels need values that are not wider than keys
         parts = v.split(q.shape[-1], -1)
