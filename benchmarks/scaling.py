@@ -4,11 +4,10 @@
     python -m bearings.benchmarks.scaling --strategies context --batch 1 --length 131072 --steps 10 --out context.csv
 
 The number of rows per GPU and step is constant; with `context` all GPUs share each row, and their number per step is
-constant. Efficiency is tokens/s per GPU relative to the first given number of GPUs.
+constant. Efficiency is tokens/s per GPU relative to the first given number of GPUs, with the first strategy.
 """
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -51,16 +50,22 @@ def batch_of(rows: list[torch.Tensor], place: int, shared_by: int) -> dict[str, 
 
 
 class Clock(Callback):
-    """Measures seconds per step from step `warm` to the last."""
+    """Measures seconds per step after the first `warm` steps."""
 
     def __init__(self, warm: int):
-        self.warm, self.seconds = warm, 0.0
+        self.warm, self.began, self.seconds = warm, 0.0, 0.0
+
+    def on_train_start(self, *rest) -> None:
+        self.began = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, *rest) -> None:
         if trainer.global_step in (self.warm, trainer.max_steps):
             torch.cuda.synchronize()
             now = time.perf_counter()
-            self.seconds = (now - self.seconds) / (trainer.max_steps - self.warm if self.seconds else 1)
+            if trainer.global_step == self.warm:
+                self.began = now
+            else:
+                self.seconds = (now - self.began) / (trainer.max_steps - self.warm)
 
 
 def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
@@ -92,6 +97,11 @@ def measure(arguments: argparse.Namespace, devices: int, strategy: str) -> None:
         print(json.dumps({"seconds": clock.seconds, "peak_mib": round(peak), "loss": model.loss.item()}))
 
 
+def runs_of(devices: list[int], strategies: list[str]) -> list[tuple[int, str]]:
+    """Every number of devices with every strategy. They do not differ on a single device, which runs once."""
+    return [(n, strategy) for n in devices for strategy in (strategies if n > 1 else strategies[:1])]
+
+
 def launch(arguments: argparse.Namespace, devices: int, strategy: str) -> dict:
     """Measure a run with `devices` processes and return the results of rank 0."""
     again = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
@@ -121,9 +131,7 @@ def main() -> None:
         parser.error(f"--devices {max(arguments.devices)}: only {torch.cuda.device_count()} GPUs are visible")
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[dict] = []
-    first, *more = arguments.devices
-    runs = [(first, arguments.strategies[0]), *itertools.product(more, arguments.strategies)]
-    for devices, strategy in runs:
+    for devices, strategy in runs_of(arguments.devices, arguments.strategies):
         found = launch(arguments, devices, strategy)
         rows_per_step = arguments.batch * (1 if strategy == "context" else devices)
         speed = rows_per_step * arguments.length / found["seconds"]

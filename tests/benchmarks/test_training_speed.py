@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bearings.benchmarks import training
+from bearings.benchmarks import scaling, training
 from bearings.benchmarks.training import SIZES, SLOW, Size, Timed, makers_of, measure, parsed, sizes_of
 
 
@@ -109,3 +109,21 @@ def test_contenders_without_memory_are_left_out(monkeypatch, capsys):
         "dape, 1.3B: left out, CUDA out of memory.",
         "rope, 1.3B: left out, CUDA out of memory.",
     ]
+
+
+@pytest.mark.parametrize("warm", [0, 2])
+def test_the_clock_of_scaling_leaves_out_the_first_steps(monkeypatch, warm):
+    now = iter([1000.0, *([1100.0] if warm else []), 1130.0])
+    monkeypatch.setattr(scaling, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    trainer, clock = SimpleNamespace(global_step=0, max_steps=warm + 10), scaling.Clock(warm)
+    clock.on_train_start(trainer)
+    for step in range(trainer.max_steps):
+        trainer.global_step = step + 1
+        clock.on_train_batch_end(trainer)
+    assert clock.seconds == (3.0 if warm else 13.0)
+
+
+def test_scaling_runs_every_strategy_on_the_first_number_of_gpus_too():
+    assert scaling.runs_of([1, 2], ["ddp", "fsdp"]) == [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
+    assert scaling.runs_of([2, 4], ["ddp", "fsdp"]) == [(2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]
