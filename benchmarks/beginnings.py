@@ -60,7 +60,7 @@ def beginnings(session: Session, model: Transformer, store: Store) -> Iterator[d
 
 
 def crossings(pieces: Iterable[np.ndarray]) -> Iterator[dict]:
-    """Share of 16th notes at which the soprano is below the bass, by position in the piece. Rests do not count.
+    """Share of 16th notes at which the soprano is below the bass, by position in the piece; at a rest it is not.
 
     Args:
         pieces: token ids of each piece, without the start token.
