@@ -159,4 +159,4 @@ def convolved(x: Tensor, left: int, right: int, weight: Tensor, bias: Tensor) ->
     found = bias.to(x.dtype).unsqueeze(1).expand(len(rows), -1, width)
     for tap, each in enumerate(weight.to(x.dtype)):
         found = torch.baddbmm(found, each.expand(len(rows), -1, -1), rows[..., tap : tap + width])
-    return found.unflatten(0, (x.shape[0], -1)).transpose(1, 2)
+    return found.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)

@@ -104,6 +104,6 @@ class XPos(Rotary):
 
 
 def middle(positions: Tensor) -> Tensor:
-    """Halfway between the smallest and the largest position, in float64."""
-    low, high = positions.aminmax()
+    """Halfway between the smallest and the largest position, in float64; 0 without positions."""
+    low, high = positions.aminmax() if positions.numel() else positions.new_zeros(2)
     return (low + high).to(widest(positions.device)) / 2

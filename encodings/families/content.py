@@ -61,7 +61,8 @@ class CumulativeState(KeyValueState, TailState):
     def advance(self, sums: Tensor) -> Tensor:
         """The phases of new tokens, from sums of their rates that start at 0, `[B, T, Hkv, D/2]`."""
         phases = self.phases.unsqueeze(1) + sums
-        self.phases = phases[:, -1]
+        if sums.shape[1]:
+            self.phases = phases[:, -1]
         return phases
 
 

@@ -57,7 +57,7 @@ def check_distance(q: Tensor, k: Tensor, table: Tensor, documents: Documents | N
     check_shapes(q, k, documents)
     if not scale > 0:  # also for NaN
         raise ValueError(f"scale={scale}: it must be above 0")
-    if table.dim() != 2 or table.shape[0] != q.shape[2] or not table.shape[1]:
+    if table.dim() != 2 or table.shape[0] != q.shape[2] or table.shape[1] < min(k.shape[1], 1):
         raise ValueError(
             f"table {list(table.shape)} with {q.shape[2]} query heads: it needs one row per query head and one column "
             f"per distance"

@@ -119,6 +119,20 @@ def test_full_state_raises(name):
 
 
 @every_encoding
+@pytest.mark.parametrize(("rows", "tokens"), [(0, 3), (2, 0)])
+def test_no_rows_or_no_tokens(name, rows, tokens):
+    encoding, inputs = make_encoding(name), Inputs(*(x[:rows] for x in make_inputs(3)))
+    new = inputs.part(0, tokens)
+    for documents in (None, torch.zeros(rows, tokens)):
+        assert attend(encoding, new, documents=documents).shape[:2] == (rows, tokens)
+    for before in (0, 3 - tokens):
+        state = encoding.new_state(rows, 6, inputs.q)
+        with torch.no_grad():
+            _, out = (attend(encoding, part, state) for part in (inputs.part(0, before), new))
+        assert out.shape[:2] == (rows, tokens)
+
+
+@every_encoding
 @pytest.mark.parametrize("pieces", [[37], [20, 1, 16]], ids=["one document", "packed"])
 def test_gradients(name, pieces):
     """gradcheck along a random direction for each input and parameter (fast mode), over two of PaTH's chunks."""
