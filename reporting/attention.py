@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from .contestant import Contestant
 from .drawing import INK, QUIET, Plot, legend_above, styled, wrapped, write_plot
-from .mechanism_files import mechanism_of
 from .mechanisms import SOURCE
 from .study import Comparison
 from .tables import Row, Table
@@ -101,7 +100,7 @@ def sinks_table(comparison: Comparison) -> Table | None:
     """Share of attention on the first tokens; None if no run has measured it."""
     rows: list[Row] = []
     for contestant in comparison.contestants:
-        measured = (mechanism_of(run, "positions") for run in contestant.runs.values())
+        measured = (run.measured.mechanisms.get("positions") for run in contestant.runs.values())
         seeds = [(read, heads) for read in measured if read and (heads := _on_first(read, 1, "mass"))]
         if not seeds:
             continue
@@ -189,7 +188,7 @@ def _seeds(contestant: Contestant, name: str, value: str) -> list[Ranges]:
     """For each seed that has the measurement, the mean of `value` over layers and heads by range."""
     found = []
     for run in contestant.runs.values():
-        if read := mechanism_of(run, name):
+        if read := run.measured.mechanisms.get(name):
             places = {low: read["low"] == low for low in dict.fromkeys(read["low"].tolist())}
             found.append(  # a layer with a window has a shorter last range
                 {(low, int(read["high"][at].max())): float(read[value][at].mean()) for low, at in places.items()}

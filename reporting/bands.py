@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from .attention import one_legend
 from .contestant import Contestant
 from .drawing import Plot, axis_of_lengths, draw_over_seeds, styled, wrapped, write_plot
-from .mechanism_files import mechanism_of
 from .mechanisms import SOURCE
 from .study import Comparison
 
@@ -57,7 +56,7 @@ def _seeds(contestant: Contestant) -> list[dict[tuple[int, int], dict[str, float
     """For each seed that has the measurement, the increases of the loss by band, and its number of elements."""
     found = []
     for run in contestant.runs.values():
-        if read := mechanism_of(run, "bands"):
+        if read := run.measured.mechanisms.get("bands"):
             values = {"elements": read["elements"], **{name: read[name] - read["plain"] for name in TITLES}}
             ranges = zip(read["low"].tolist(), read["high"].tolist(), strict=True)
             found.append(

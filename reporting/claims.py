@@ -11,7 +11,7 @@ from ..core.errors import shortened
 from ..core.options import Count, Options
 from .contestant import Contestant
 from .intervals import mean_interval
-from .lengths import PLAIN, TOLERANCE, nats_by_context, read_lengths
+from .lengths import PLAIN, TOLERANCE, nats_by_context
 from .scores import ALPHA
 from .solving import rates_p, solving
 from .statistics import FEWEST_SEEDS
@@ -209,7 +209,7 @@ def _in_context(
     """
     found = {}
     for seed, run in contestant.runs.items():
-        rows = read_lengths(run.directory.extrapolation(comparison.splits[0]))
+        rows = run.measured.lengths.get(comparison.splits[0], ())
         by_context = nats_by_context(rows, PLAIN)
         trained = rows[0]["trained"] if rows else 0
         length = context or times * trained

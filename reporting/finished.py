@@ -11,11 +11,13 @@ import numpy as np
 
 from ..core.packed_paths import AnyPath
 from ..domains.base import Domain
+from ..domains.items import Items
 from ..domains.records import Records
 from ..domains.store_checks import dtype_of
 from ..session.identity import STAGES
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
+from .tables import Row
 
 COMPILED = " (compiled)"  # ends the name of a device
 # Settings that may differ between encodings in a fair comparison: MLP size for equal cost, tuned learning rate, and how
@@ -46,6 +48,23 @@ class Listed:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What tasks have measured of a trained model, each by the names of its files.
+
+    Attributes:
+        lengths: rows of task=extrapolate, as from `read_lengths`.
+        mechanisms: columns of task=mechanisms, as from `read_mechanism`.
+        samples: rows of task=generate, as from `read_metrics`.
+        items: per-item results of task=benchmark and task=variants.
+    """
+
+    lengths: Mapping[str, Sequence[Row]]
+    mechanisms: Mapping[str, Mapping[str, np.ndarray]]
+    samples: Mapping[str, Sequence[Row]]
+    items: Mapping[str, Items]
+
+
+@dataclass(frozen=True)
 class Run:
     """A finished run.
 
@@ -63,6 +82,7 @@ class Run:
     records: Mapping[str, Records]
     baselines: Mapping[str, Mapping[str, Records]]
     curve: Sequence[Mapping[str, float]]
+    measured: Measured
     listed: Listed
 
     @property

@@ -64,17 +64,17 @@ def _check(rows: Sequence[Row]) -> None:
 
 def names_of(comparison: Comparison) -> list[str]:
     """Names of the results of task=extrapolate with task.files."""
-    files = {file.stem for run in comparison.runs for file in (run.path / "extrapolation").glob("*.csv")}
-    return sorted(files - {"valid", *comparison.splits})
+    names = {name for run in comparison.runs for name in run.measured.lengths}
+    return sorted(names - {"valid", *comparison.splits})
 
 
-def lengths_of(comparison: Comparison, split: str) -> dict[str, list[list[Row]]]:
-    """The rows of each seed that task=extrapolate has scored, by contestant."""
-    found = {}
+def lengths_of(comparison: Comparison, name: str) -> dict[str, list[Sequence[Row]]]:
+    """The rows of each seed that task=extrapolate has scored on a split, or on files, by contestant."""
+    found: dict[str, list[Sequence[Row]]] = {}
     for contestant in comparison.contestants:
-        seeds = [read_lengths(contestant.runs[seed].directory.extrapolation(split)) for seed in sorted(contestant.runs)]
-        if any(seeds):
-            found[contestant.label] = [rows for rows in seeds if rows]
+        for _, run in sorted(contestant.runs.items()):
+            if rows := run.measured.lengths.get(name):
+                found.setdefault(contestant.label, []).append(rows)
     return found
 
 

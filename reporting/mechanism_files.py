@@ -8,7 +8,6 @@ import numpy as np
 from ..core.checked_files import DAMAGE, NAME, figures, read_columns, wholes, why
 from ..core.errors import UserError
 from ..core.legends import Elements, Legend
-from .finished import Run
 
 # Measurements of any encoding, and their columns; the other files are portraits of one encoding.
 SHARES = {
@@ -92,9 +91,3 @@ def _quantiles(texts: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
 def _limited(texts: Sequence[str]) -> np.ndarray:
     """The numbers in `texts`, between -LARGEST and LARGEST. Raises ValueError if one is not finite."""
     return np.clip(figures(texts), -LARGEST, LARGEST)
-
-
-def mechanism_of(run: Run, name: str, legend: Legend | None = None) -> dict[str, np.ndarray]:
-    """Columns of the run's `mechanisms/<name>.csv`; none if it does not exist."""
-    path = run.directory.mechanisms / f"{name}.csv"
-    return read_mechanism(path, legend) if path.exists() else {}

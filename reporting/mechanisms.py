@@ -11,7 +11,6 @@ from ..core.legend_records import legends_of
 from ..core.legends import Elements, Legend
 from .contestant import Contestant
 from .drawing import BLUE, INK, PAPER, QUIET, VERMILION, Plot, literal, styled, write_plot
-from .mechanism_files import mechanism_of
 from .naming import file_name
 from .study import Comparison
 
@@ -27,8 +26,7 @@ def portrait_plots(contestant: Contestant, comparison: Comparison, folder: Path)
     found = []
     for name in sorted({name for each in legends.values() for name in each}):
         for seed, legend in ((seed, each[name]) for seed, each in legends.items() if name in each):
-            run = contestant.runs[seed]
-            read = mechanism_of(run, name, legend)
+            read = contestant.runs[seed].measured.mechanisms.get(name)
             if read and len({*_heads(read)}) <= MOST_HEADS:
                 title = f"{comparison.name}: {name.replace('_', ' ')} of {contestant.label}"
                 stem = folder / f"{comparison.slug}-{file_name(name)}-{file_name(contestant.label)}"

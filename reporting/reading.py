@@ -22,7 +22,7 @@ from ..session.item_files import read_items
 from ..session.run_directory import RUN_NAME, RunDirectory, leaves
 from ..session.run_files import StrangeFileError
 from .checks import baseline_difference, difference
-from .finished import RATE, Listed, Run
+from .finished import RATE, Listed, Measured, Run
 from .grouping import DOCUMENTS, compare
 from .lengths import read_lengths
 from .losses import read_curve
@@ -204,14 +204,14 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
         baselines = {split: read_baselines(directory.baselines(split)) for split in splits}
         if other := _baseline_difference(baselines, records):
             return Trouble(str(path), "unusable", other)
-        _check_measured(directory, manifest)
+        measured = _measured(directory, manifest)
         decided = dict(leaves(identity(directory.config)))
         facts = {
             **{key: value for key, value in decided.items() if value is not None},
             "store.sha256": manifest["store"]["sha256"],
             "store.units": manifest["store"]["units"],
         }
-        return Run(directory, manifest, facts, records, baselines, _curve(directory), listed)
+        return Run(directory, manifest, facts, records, baselines, _curve(directory), measured, listed)
     except StrangeFileError as error:
         return Trouble(str(path), REFUSED, str(error).removeprefix(f"run={path}: "))
     except UserError as error:
@@ -229,23 +229,23 @@ def _baseline_difference(baselines: Mapping[str, Mapping[str, Records]], records
     return None
 
 
-def _check_measured(directory: RunDirectory, manifest: Mapping) -> None:
-    """Check the other files that tables and plots use, so that a damaged file cannot end the report later.
+def _measured(directory: RunDirectory, manifest: Mapping) -> Measured:
+    """What tasks have measured of the run.
 
     Raises:
-        UserError: a file is damaged.
+        UserError: a file is damaged, or has changed since it was written.
     """
     folders = ("extrapolation", "mechanisms", "sample_metrics")
-    tables = [each for folder in folders for each in directory.path.glob(f"{folder}/*.csv")]
+    lengths, mechanisms, samples = ([*directory.path.glob(f"{folder}/*.csv")] for folder in folders)
+    tables = (*lengths, *mechanisms, *samples)
     directory.check_unchanged(directory.path / "metrics.csv", *tables, manifest=manifest)
-    for file in directory.path.glob("extrapolation/*.csv"):
-        read_lengths(file)
-    read_items(directory)
-    for file in directory.path.glob("sample_metrics/*.csv"):
-        read_metrics(file)
     legends = legends_of(manifest)
-    for file in directory.path.glob("mechanisms/*.csv"):
-        read_mechanism(file, legends.get(file.stem))
+    return Measured(
+        {file.stem: read_lengths(file) for file in lengths},
+        {file.stem: read_mechanism(file, legends.get(file.stem)) for file in mechanisms},
+        {file.stem: read_metrics(file) for file in samples},
+        read_items(directory),
+    )
 
 
 def _curve(directory: RunDirectory) -> list[dict[str, float]]:

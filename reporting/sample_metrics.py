@@ -63,13 +63,13 @@ def _parsed(row: Mapping[str, str]) -> Row:
     return place | values
 
 
-def metrics_of(comparison: Comparison) -> dict[str, dict[str, list[list[Row]]]]:
+def metrics_of(comparison: Comparison) -> dict[str, dict[str, list[Sequence[Row]]]]:
     """By sampling settings and contestant, the rows of each seed that task=generate has measured."""
-    found: dict[str, dict[str, list[list[Row]]]] = {}
+    found: dict[str, dict[str, list[Sequence[Row]]]] = {}
     for contestant in comparison.contestants:
         for _, run in sorted(contestant.runs.items()):
-            for file in sorted(run.directory.sample_metrics.glob("*.csv")):
-                found.setdefault(file.stem, {}).setdefault(contestant.label, []).append(read_metrics(file))
+            for settings, rows in run.measured.samples.items():
+                found.setdefault(settings, {}).setdefault(contestant.label, []).append(rows)
     return dict(sorted(found.items()))
 
 

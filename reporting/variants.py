@@ -7,7 +7,6 @@ import scipy
 
 from ..domains.items import Items
 from ..domains.variants import ALL
-from ..session.item_files import read_items
 from .intervals import TAIL, mean_interval
 from .statistics import FEWEST_SEEDS, by_cluster
 from .study import Comparison
@@ -51,8 +50,8 @@ def variants_of(comparison: Comparison) -> dict[str, dict[str, dict[int, Items]]
     found: dict[str, dict[str, dict[int, Items]]] = {}
     for contestant in comparison.contestants:
         for seed, run in sorted(contestant.runs.items()):
-            for name, items in read_items(run.directory, "*-w*").items():  # TABLE-wWINDOW
-                if {NATS, LABEL} <= items.columns.keys():
+            for name, items in run.measured.items.items():
+                if "-w" in name and {NATS, LABEL} <= items.columns.keys():  # TABLE-wWINDOW
                     found.setdefault(name, {}).setdefault(contestant.label, {})[seed] = items
     return dict(sorted(found.items()))
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from ..core.words import plural
 from ..domains.items import Items
-from ..session.item_files import read_items
 from ..zeroshot.benchmarks import BENCHMARKS
 from ..zeroshot.results import COLUMNS, scores_of
 from .statistics import FEWEST_CLUSTERS, by_cluster, difference
@@ -102,7 +101,7 @@ def _results(comparison: Comparison, reference: str, name: str) -> tuple[dict[st
     needed, first = {COLUMNS[metric] for metric in BENCHMARKS[name].metrics}, None
     for contestant in sorted(comparison.contestants, key=lambda each: not each.called(reference)):
         for seed in sorted(contestant.runs):
-            items = read_items(contestant.runs[seed].directory, name).get(name)
+            items = contestant.runs[seed].measured.items.get(name)
             if items is None:
                 continue
             if needed <= items.columns.keys() and (first is None or items.are_of(first)):

@@ -20,12 +20,12 @@ def save_items(run: RunDirectory, name: str, items: Items) -> None:
     run.seal(file)
 
 
-def read_items(run: RunDirectory, name: str = "*") -> dict[str, Items]:
-    """The results of all benchmarks of the run by name, or of those whose names match a pattern.
+def read_items(run: RunDirectory) -> dict[str, Items]:
+    """The results of all benchmarks of the run, by name.
 
     Raises:
         UserError: a file is damaged, or has changed since it was written.
     """
-    files = sorted(run.benchmarks.glob(f"{name}.npz"))
+    files = sorted(run.benchmarks.glob("*.npz"))
     run.check_unchanged(*files)
     return {file.stem: Items.load(file) for file in files}

@@ -64,6 +64,7 @@ def test_sentence_about_models_that_never_fail(crowd):
     assert holding(lengths_table(measured, "")).startswith(f"{sentence} (0 of {count}): none. Change at ")
     lengths(Path(comparison.contestants[0].runs[0].path), worse=0.0)
     lengths(Path(comparison.contestants[0].runs[1].path), worse=0.0)
+    (comparison,) = read_study([crowd]).comparisons
     name = comparison.contestants[0].label
     again = lengths_table(lengths_of(comparison, "test"), "")
     assert holding(again).startswith(f"{sentence} (1 of {count}): {name}. Change at ")

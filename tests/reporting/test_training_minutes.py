@@ -6,7 +6,7 @@ import pytest
 from report_support import make_run
 
 from bearings.reporting.contestant import Contestant
-from bearings.reporting.finished import Listed, Run
+from bearings.reporting.finished import Listed, Measured, Run
 from bearings.reporting.reading import read_study
 
 STEPS, ROWS, LENGTH, SPEED = 20, 2, 64, 1500  # of `make_run`; the median speed without the first
@@ -46,7 +46,7 @@ def test_speed_is_the_median_without_the_first_and_only_if_nothing_else_ran():
     def run(*speeds, **session):
         curve = [{"step": 1, "tokens_per_s": 1.0}, {"step": 2, "valid_nll": 2.0}]
         curve += [{"step": 3 + number, "tokens_per_s": speed} for number, speed in enumerate(speeds)]
-        return Run(None, {"sessions": [session]}, {}, {}, {}, curve, Listed())
+        return Run(None, {"sessions": [session]}, {}, {}, {}, curve, Measured({}, {}, {}, {}), Listed())
 
     assert run(10.0, 90.0, 20.0).tokens_per_s == 20
     assert run().tokens_per_s is None
