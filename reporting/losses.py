@@ -11,15 +11,15 @@ def read_curve(path: Path) -> list[dict[str, float]]:
     """Rows of metrics.csv without empty cells, and without a row that is being written. Empty if there is no file.
 
     Raises:
-        ValueError: a row is incomplete, or has a value that is not a number.
+        ValueError: a row is incomplete, has no step, or has a value that is not a number.
     """
     if not path.exists():
         return []
     names, rows = read_cells(path, ["step"], growing=True)
-    convert = [whole if name == "step" else float for name in names]
-    return [
-        {name: float(kind(text)) for name, kind, text in zip(names, convert, row, strict=True) if text} for row in rows
-    ]
+    step = names.index("step")
+    for row in rows:
+        whole(row[step])
+    return [{name: float(text) for name, text in zip(names, row, strict=True) if text} for row in rows]
 
 
 def validations(curve: Iterable[Mapping[str, float]]) -> dict[int, float]:

@@ -254,6 +254,7 @@ TABLES = {
         b"train_nll\n3\n",
         b"step,train_nll\n1,two\n",
         b"step,train_nll\n1e9,2\n",
+        b"step,train_nll\n,2\n",
         b"step,train_nll\n1\n2,3\n",
         b"step,train_nll\n1,2,3\n",
         b"step,step\n1,2\n",
