@@ -139,6 +139,7 @@ class GenomeOptions(Options):
             raise ValueError(f"urls={list(self.urls)}: all mirrors must have the same file name")
         if self.path is not None and not self.path:
             raise ValueError(f"path={self.path!r}: it must be a file, a folder or a list of them")
+        refuse_equal_fields(self)
 
 
 @dataclass(frozen=True)
@@ -196,12 +197,7 @@ class CorpusOptions(Options):
             raise ValueError(f"alphabet={self.alphabet}: it contains {twice!r} twice: give each letter once")
         if self.split_field is not None and self.split == "files":
             raise ValueError(f"split=files with split_field={self.split_field}: use one of them")
-        if len({self.field, self.split_field, self.group_field} - {None}) < 1 + sum(
-            name is not None for name in (self.split_field, self.group_field)
-        ):
-            fields = {"field": self.field, "split_field": self.split_field, "group_field": self.group_field}
-            given = ", ".join(f"{key}={name}" for key, name in fields.items() if name is not None)
-            raise ValueError(f"{given}: name a different field for each")
+        refuse_equal_fields(self)
 
 
 @dataclass(frozen=True)
@@ -381,6 +377,15 @@ class WordProblemA5Options(GeneratedOptions):
     def check_together(self) -> None:
         if self.longest_word < self.shortest:
             raise ValueError(f"longest_word={self.longest_word}: it must be at least shortest={self.shortest}")
+
+
+def refuse_equal_fields(options: GenomeOptions | CorpusOptions) -> None:
+    """Raise ValueError if two of the fields of a table have the same name."""
+    keys = ("field", "split_field", "group_field")
+    given = {key: name for key in keys if (name := getattr(options, key)) is not None}
+    if len({*given.values()}) < len(given):
+        named = ", ".join(f"{key}={name}" for key, name in given.items())
+        raise ValueError(f"{named}: name a different field for each")
 
 
 def file_name(url: str) -> str:

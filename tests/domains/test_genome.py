@@ -275,6 +275,7 @@ def test_arguments_are_checked():
         "all mirrors must have": {"urls": ["http://a/hg38.2bit", "http://b/hg19.2bit"]},
         "path='': it must be a file": {"path": ""},
         "path=[]: it must be a file": {"path": []},
+        "split_field=s, group_field=s: name a different field for each": {"split_field": "s", "group_field": "s"},
     }
     for message, arguments in wrong.items():
         with pytest.raises(ValueError, match=re.escape(message)):
