@@ -44,13 +44,11 @@ class OpenWebText(Text):
     def _files(self) -> dict[str, Path]:
         return super()._files() if self.path is not None else dict(map(self._shard, range(self.shards)))
 
-    def _sound_documents(self, name: str, path: Path, faults: list[str]) -> Iterator[Document]:
+    def _read(self, name: str, path: Path) -> Iterator[Document]:
         try:
-            yield from self._read(name, path)
+            yield from super()._read(name, path)
         except DamagedFileError as error:
-            faults.append(str(error if self.path is not None else discarded(path, error)))
-        except UserError as error:
-            faults.append(str(error))
+            raise error if self.path is not None else discarded(path, error) from error
 
     def _shard(self, number: int) -> tuple[str, Path]:
         """Name and path of a shard, which is downloaded if needed."""
