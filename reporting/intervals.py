@@ -35,7 +35,7 @@ def seed_interval(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Student's t interval of the mean of `values [S]`, one per seed."""
+    """Student's t interval of the mean of `values`, such as one per seed."""
     low, high = seed_interval(np.asarray(values)[:, None], np.ones(1))
     return float(low), float(high)
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ..domains.base import Measures
 from .drawing import INK, Plot, legend_above, literal, styled, wrapped, write_plot
-from .intervals import TAIL, t_quantile
+from .intervals import mean_interval
 from .sample_metrics import SAMPLE, TEST, TEST_SPLIT, metric_names, with_metric
 from .statistics import FEWEST_CLUSTERS
 from .tables import Row
@@ -70,6 +70,5 @@ def _curve(seeds: Sequence[Sequence[Row]], origin: str, name: str) -> dict[int, 
     found = {}
     for segment, each in sorted(values.items()):
         if len(each) >= FEWEST_CLUSTERS:
-            mean, reach = np.mean(each), t_quantile(TAIL, len(each) - 1) * np.std(each, ddof=1) / math.sqrt(len(each))
-            found[segment] = float(mean), float(mean - reach), float(mean + reach), len(each)
+            found[segment] = float(np.mean(each)), *mean_interval(each), len(each)
     return found
