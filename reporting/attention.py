@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .contestant import Contestant
-from .drawing import INK, QUIET, Plot, legend_above, styled, wrapped, write_plot
+from .drawing import INK, QUIET, Plot, one_legend, styled, wrapped, write_plot
 from .mechanisms import SOURCE
 from .study import Comparison
 from .tables import Row, Table
@@ -194,12 +194,3 @@ def _seeds(contestant: Contestant, name: str, value: str) -> list[Ranges]:
                 {(low, int(read["high"][at].max())): float(read[value][at].mean()) for low, at in places.items()}
             )
     return found
-
-
-def one_legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One legend above the plot for all panels."""
-    named = {}
-    for axes in panels:
-        for artist, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, artist)
-    legend_above(figure, named)

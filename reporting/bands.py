@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from .attention import one_legend
 from .contestant import Contestant
-from .drawing import Plot, axis_of_lengths, draw_over_seeds, styled, wrapped, write_plot
+from .drawing import Plot, axis_of_lengths, draw_over_seeds, one_legend, styled, wrapped, write_plot
 from .mechanisms import SOURCE
 from .study import Comparison
 

@@ -125,6 +125,15 @@ def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:
     figure.legend([*named.values()], [*named], loc="outside upper center", ncols=max(1, min(len(named), columns)))
 
 
+def one_legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend above the plot for all panels."""
+    named = {}
+    for axes in panels:
+        for artist, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, artist)
+    legend_above(figure, named)
+
+
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
     """Write the figure as SVG, and `rows` as the CSV of its numbers."""
     if (layout := figure.get_layout_engine()) is not None:
