@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from .checkpoint import LAYER, Checkpoint
-from .vocabulary import Vocabulary, scored_pieces
+from .vocabulary import SPACE, Vocabulary, scored_pieces
 
 HEADER = struct.Struct("<7i")  # width, MLP, layers, heads, key heads, vocabulary (negative: untied), positions
 BASE, EPSILON = 10000.0, 1e-5  # constants of run.c
@@ -76,5 +76,5 @@ def read_vocabulary(path: Path) -> Vocabulary:
         scores.append(score)
     if len(pieces) < FEWEST:
         raise ValueError(f"it has {len(pieces)} pieces; a tokenizer of llama2.c has at least {FEWEST}")
-    spelt = ["<unk>", "<s>", "</s>", *(piece.replace(" ", "▁") for piece in pieces[3:])]
+    spelt = ["<unk>", "<s>", "</s>", *(piece.replace(" ", SPACE) for piece in pieces[3:])]
     return scored_pieces(spelt, scores, {0, 1, 2}, BOS, BOS, unknown=0)
