@@ -44,7 +44,7 @@ def write_folder(
 
 
 def write_model(
-    folder: Path, transformer: Transformer, config: Mapping[str, Any], start: int, form: str, end: int | None = None
+    folder: Path, transformer: Transformer, config: Mapping[str, Any], start: int, form: str, end: int
 ) -> None:
     """Write config.json, generation_config.json, the weights and, for `form` hf, the code.
 
@@ -54,12 +54,11 @@ def write_model(
         config: the configuration of the run.
         start: id of the token that begins a document.
         form: hf, or llama for plain Llama.
-        end: id of the token that ends a document. Default: None, `start`.
+        end: id of the token that ends a document.
 
     Raises:
         UserError: the model cannot be expressed.
     """
-    end = start if end is None else end
     special = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": end}
     sizes = {
         **sizes_of(transformer, config["model"]),

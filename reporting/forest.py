@@ -21,7 +21,7 @@ LINES = {  # of the intervals, by what they cover: name, height above the middle
 }
 
 
-def forest_rows(found: Sequence[Score], percent: bool = False) -> list[Row]:
+def forest_rows(found: Sequence[Score], percent: bool) -> list[Row]:
     """A row for each difference, lowest first. `percent`: of the reference's nats/token, to share an axis."""
     rows = []
     places = list(dict.fromkeys((score.comparison.name, score.split) for score in found))

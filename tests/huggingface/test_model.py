@@ -70,7 +70,7 @@ def exported(kind, folder, monkeypatch, name):
     """A model, and that of `kind` with its weights; code is not written, as `kind` has it."""
     monkeypatch.setattr("bearings.huggingface.code.flattened", lambda *_: {"configuration_bearings.py": ""})
     transformer, config = trained(name, **({"layers": ["rope", "nope"]} if name == "pattern" else {}))
-    write_model(folder, transformer, config, 0, "hf")
+    write_model(folder, transformer, config, 0, "hf", 0)
     return transformer, kind.from_pretrained(folder)
 
 
@@ -205,13 +205,13 @@ def loaded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "my-model (ü).v1"
     folder.mkdir()
     transformer, config = trained("pope")
-    write_model(folder, transformer, config, 0, "hf")
+    write_model(folder, transformer, config, 0, "hf", 0)
     return transformer, folder, transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 
 def test_models_with_different_code_load_in_one_process(loaded, tmp_path):
     transformer, config = trained("fire")
-    write_model(tmp_path, transformer, config, 0, "hf")
+    write_model(tmp_path, transformer, config, 0, "hf", 0)
     model, ids = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True), drawn()
     assert torch.equal(model(ids, use_cache=False).logits, transformer(ids))
     assert torch.equal(loaded[2](ids, use_cache=False).logits, loaded[0](ids))
@@ -284,7 +284,7 @@ def test_times_of_the_medium_and_dropped_positions_are_exported(kind, tmp_path, 
         for encoding in transformer.encodings:
             encoding.drop()
         assert not torch.allclose(before, transformer(drawn()))
-    write_model(tmp_path, transformer, config, 0, "hf")
+    write_model(tmp_path, transformer, config, 0, "hf", 0)
     assert torch.equal(kind.from_pretrained(tmp_path)(drawn(), use_cache=False).logits, transformer(drawn()))
 
 
@@ -308,7 +308,7 @@ def test_what_is_not_supported_is_refused(loaded, given, reason):
 def test_the_documented_example_runs(tmp_path, capsys):
     domain = Text(tokenizer="bytes")
     transformer, config = trained("rope", vocabulary=domain.vocabulary)
-    write_model(tmp_path, transformer, config, domain.start, "hf")
+    write_model(tmp_path, transformer, config, domain.start, "hf", domain.start)
     assert write_tokenizer(tmp_path, domain, 64, domain.start)
     page = (REPOSITORY / "docs" / "how-to" / "export.md").read_text()
     (example,) = re.findall(r"^```python\n(from transformers.*?)^```", page, re.DOTALL | re.MULTILINE)
@@ -330,7 +330,7 @@ LLAMAS = [
 @torch.no_grad()
 def test_rope_models_are_plain_llama(tmp_path, model, options):
     transformer, config = trained("rope", model, **options)
-    write_model(tmp_path, transformer, config, 0, "llama")
+    write_model(tmp_path, transformer, config, 0, "llama", 0)
     llama = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     if options.get("scaling") == "yarn":  # the factor in older versions
         assert llama.config.max_position_embeddings / options["scaling_length"] == options["scaling_factor"]
@@ -359,5 +359,5 @@ def test_rope_models_are_plain_llama(tmp_path, model, options):
 def test_models_that_llama_cannot_express_are_refused(tmp_path, name, model, options, reason):
     transformer, config = trained(name, model, **options)
     with pytest.raises(UserError, match=f"task.format=llama: .*{reason}.*: use task.format=hf"):
-        write_model(tmp_path, transformer, config, 0, "llama")
+        write_model(tmp_path, transformer, config, 0, "llama", 0)
     assert not [*tmp_path.iterdir()]
