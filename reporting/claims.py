@@ -1,7 +1,7 @@
 """Claims about encodings, of papers or a study's own hypothesis, and whether its records show or refute them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -76,7 +76,7 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
         {"domain": comparison.name, **row}
         for comparison in study.comparisons
         for claim in claims
-        for row in _rows(comparison, claim)
+        if (row := _row(comparison, claim)) is not None
     ]
     several = len({row["domain"] for row in rows}) > 1
     judged = {row["claim"] for row in rows}
@@ -127,14 +127,13 @@ def claim_verdicts(table: Table) -> dict[str, list[str]]:
     return found
 
 
-def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
-    """The row of a claim; none without scores of both models with the same seed."""
+def _row(comparison: Comparison, claim: Claim) -> Row | None:
+    """The row of a claim; None without scores of both models with the same seed."""
     models = {each.label: each for each in comparison.contestants}
     if not {claim.model, claim.than or claim.model} <= models.keys():
-        return
+        return None
     if comparison.solved is not None and claim.split is not None:
-        yield from _by_solve_rates(comparison, claim, models[claim.model], models[claim.than or claim.model])
-        return
+        return _by_solve_rates(comparison, claim, models[claim.model], models[claim.than or claim.model])
     mine = _scores(comparison, claim, models[claim.model])
     if claim.times is not None:
         theirs, unit = _scores(comparison, claim, models[str(claim.than)]), "points"
@@ -143,7 +142,7 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
     else:
         theirs, unit = _scores(comparison, claim, models[claim.than]), "nats/token"
     if not (seeds := sorted(mine.keys() & theirs.keys())):
-        return
+        return None
     first, second = (np.array([each[seed] for seed in seeds]) for each in (mine, theirs))
     limit, found = 0.0, first - second
     if claim.than is None:
@@ -151,19 +150,18 @@ def _rows(comparison: Comparison, claim: Claim) -> Iterator[Row]:
     shown = with_sign(4 if unit == "nats/token" else 2)
     row: Row = {"claim": claim.claim, "measured": f"{shown(found.mean())} {unit}", "seeds": len(seeds)}
     if len(seeds) < FEWEST_SEEDS:
-        yield row | {"verdict": "not enough seeds"}
-        return
+        return row | {"verdict": "not enough seeds"}
     low, high = mean_interval(found)
-    yield row | {"interval": interval(shown)((low, high)), "verdict": verdict(low, high, limit, claim.published)}
+    return row | {"interval": interval(shown)((low, high)), "verdict": verdict(low, high, limit, claim.published)}
 
 
-def _by_solve_rates(comparison: Comparison, claim: Claim, one: Contestant, other: Contestant) -> Iterator[Row]:
+def _by_solve_rates(comparison: Comparison, claim: Claim, one: Contestant, other: Contestant) -> Row | None:
     """The row of a claim about a task with right answers, whose means over seeds say little; see `Solving`."""
     if any(claim.split not in run.records for each in (one, other) for run in each.runs.values()):
-        return
+        return None
     mine, theirs = (solving(comparison, str(claim.split), each) for each in (one, other))
     if mine is None or theirs is None:
-        return
+        return None
     (first, seeds), (second, others) = mine.rate, theirs.rate
     p = rates_p(mine.rate, theirs.rate)
     row: Row = {
@@ -172,11 +170,10 @@ def _by_solve_rates(comparison: Comparison, claim: Claim, one: Contestant, other
         "seeds": seeds if seeds == others else f"{seeds} and {others}",
     }
     if min(seeds, others) < FEWEST_SEEDS:
-        yield row | {"verdict": "not enough seeds"}
-    elif p >= ALPHA:
-        yield row | {"verdict": "undecided"}
-    else:
-        yield row | {"verdict": "shown" if first / seeds > second / others else "refuted"}
+        return row | {"verdict": "not enough seeds"}
+    if p >= ALPHA:
+        return row | {"verdict": "undecided"}
+    return row | {"verdict": "shown" if first / seeds > second / others else "refuted"}
 
 
 def verdict(low: float, high: float, limit: float = 0.0, published: float | None = None) -> str:
