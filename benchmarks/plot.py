@@ -42,7 +42,7 @@ def plot(source: Path, target: Path) -> None:
             axes.axhline(1, color=QUIET, linewidth=0.8, zorder=0)
     figure.supxlabel("sequence length, tokens", fontsize=10)
     figure.supylabel("time relative to RoPE, compiled + cuDNN", fontsize=10)
-    figure.legend([handles[name] for name in handles], list(handles), loc="outside right upper", fontsize=8)
+    figure.legend(handles.values(), handles, loc="outside right upper", fontsize=8)
     figure.suptitle(f"{rows[0]['device']}, bfloat16, causal", fontsize=11)
     write_svg(figure, target)
 

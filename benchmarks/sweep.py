@@ -12,16 +12,13 @@ from ..core.errors import one_line
 from .record import parser_of, source, write_rows
 
 BASELINE = "RoPE, compiled + cuDNN"  # all ratios are relative to it; it runs in every sweep
-
+LENGTHS = (1024, 4096, 16384, 32768, 65536)
 RECOMPILE_LIMIT = 1024
 
 
 def allow_recompiling() -> None:
     """Raise PyTorch's limit of recompilations, because all contenders compile the same function."""
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILE_LIMIT
-
-
-LENGTHS = (1024, 4096, 16384, 32768, 65536)
 
 
 def sweep_arguments(

@@ -27,10 +27,10 @@ LINES, WIDTH = 4, 72  # of a preview
 
 
 class Measures(NamedTuple):
-    """What `Domain.measure` returns.
+    """The metrics that `Domain.measure` computes.
 
     Attributes:
-        headings: heading in tables of each metric, with its unit, by name.
+        headings: heading in tables of each metric, with its unit, by name, in the order of `Domain.measure`.
         segment: what a segment is, such as "10 seconds".
         axis: what the position in a piece is measured in, such as "position, seconds".
         extent: length of a segment in that unit.
