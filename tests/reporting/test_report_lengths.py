@@ -1,6 +1,7 @@
 """Context lengths in reports: the tables, where a model fails, and which contexts are compared."""
 
 import csv
+import shutil
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from report_support import lengths, make_run, mechanisms, report_task, rows_of  
 
 from bearings.kernels.stretching import Form
 from bearings.reporting import length_plots, plots
+from bearings.reporting.attention import attention_plot
 from bearings.reporting.lengths import holding, lengths_of, lengths_table, nats_by_context
 from bearings.reporting.reading import read_study
 
@@ -99,6 +101,16 @@ def test_caption_says_only_what_is_drawn(tmp_path, worse, forms):
     assert ("Curves that leave" in caption) == (worse > 1)
     assert ("Hollow markers" in caption) == ("yarn" in forms)
     assert "left out" not in caption
+
+
+def test_a_report_reads_the_files_of_a_run_only_once(tmp_path):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    lengths(path)
+    mechanisms(path, "attention", ("low", "high", "mass"), [(0, 1, 0.5)])
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    shutil.rmtree(path)
+    assert list(lengths_of(comparison, "test")) == ["rope"]
+    assert attention_plot(comparison, plots.styles_of([comparison.labels])[0], tmp_path) is not None
 
 
 def test_extensions_are_left_out_of_a_plot_with_too_many_curves(tmp_path):
