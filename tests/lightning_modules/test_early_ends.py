@@ -189,6 +189,22 @@ def test_a_validation_that_is_repeated_from_an_earlier_checkpoint_has_its_row_on
     assert validations(cut) == validations(whole)
 
 
+@pytest.mark.parametrize(
+    ("step", "validated", "made_up"),
+    [(0, -1, False), (3, -1, False), (4, -1, True), (8, 4, True), (8, 8, False), (9, 8, False)],
+)
+def test_a_resumed_run_validates_first_only_if_it_was_stopped_before(tmp_path, monkeypatch, step, validated, made_up):
+    steps = []
+    monkeypatch.setattr(Validation, "_validate", lambda self, trainer, module: steps.append(trainer.global_step))
+    validation = Validation(lambda *_: None, tmp_path, every=4, checkpoint_every=3, stamp={})
+    validation.load_state_dict({"best": 1.0, "best_step": validated, "validated_step": validated})
+    trainer, handlers = SimpleNamespace(global_step=step), [*map(signal.getsignal, stopping.heard())]
+    validation.on_train_start(trainer, None)
+    validation.teardown(trainer, None, "fit")
+    assert steps == [step] * made_up
+    assert [*map(signal.getsignal, stopping.heard())] == handlers
+
+
 def validations(run):
     with open(run.path / "metrics.csv", newline="") as file:
         return [row for row in csv.DictReader(file) if row["valid_nll"]]
