@@ -15,12 +15,13 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import Letters
+from conftest import Letters, composed
 from lightning.pytorch.loggers import wandb as wandb_logger
 from rich.console import Console
 from torch.nn.functional import cross_entropy
 from training_support import STEPS, configured, go, weights
 
+from bearings.core.checked_files import read_csv
 from bearings.core.errors import DivergedError, InterruptedRunError, UserError
 from bearings.domains.records import Records
 from bearings.lightning_modules import callbacks, data_module
@@ -136,6 +137,20 @@ def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
     best = torch.load(run.best, weights_only=True)
     assert best["global_step"] == min(scores, key=scores.get)
     assert Records.load(run.records("valid")).nats_per_token == pytest.approx(min(scores.values()), abs=1e-6)
+
+
+def test_validations_of_a_task_with_right_answers_log_the_accuracy_of_their_records(tmp_path):
+    """From which reports take the step at which a run has solved the task."""
+    few = [f"domain.{split}=4" for split in ("train", "valid", "test", "sparse", "dense")]
+    given = ["trainer.steps=2", "trainer.validate_every=1", "domain.length=8", "data.length=8", "data.batch_size=2"]
+    config = composed("experiment=debug", "domain=flip_flop", "task.samples=0", "encoding=nope", *few, *given)
+    config["names"] = {"domain": "flip_flop", "encoding": "nope", "model": "small"}
+    session = Session.of({**config, "runs": str(tmp_path / "runs"), "stores": str(tmp_path / "data")})
+    run, _ = go(session.config)
+    rows = [row for row in read_csv(run.path / "metrics.csv", ["valid_accuracy"]) if row["valid_accuracy"]]
+    assert [row["step"] for row in rows] == ["1", "2"]
+    best = torch.load(run.best, weights_only=True)["global_step"]
+    assert float(rows[best - 1]["valid_accuracy"]) == pytest.approx(Records.load(run.records("valid")).accuracy)
 
 
 def validated(folder, monkeypatch, **model):
