@@ -187,12 +187,12 @@ def test_validations_and_checkpoints_take_no_training_time(tmp_path, monkeypatch
 
 CALENDAR = {
     3: "check save",
-    4: "check save score save",
+    4: "check save prepare score save",
     6: "check save",
     7: "check",
-    8: "check save score save",
+    8: "check save prepare score save",
     9: "check save",
-    10: "check save score save",
+    10: "check save prepare score save",
 }
 
 
@@ -202,7 +202,7 @@ CALENDAR = {
         (1, None, {}),
         (1, "2", {2: "check save stop"}),
         (1, "4", {4: "check save stop"}),
-        (1, "4 score", {4: "check save score save stop"}),
+        (1, "4 score", {4: "check save prepare score save stop"}),
         (1, "10", {10: "check save"}),  # what started it raises KeyboardInterrupt
         (2, "2", {7: "check save stop"}),  # they agree when they log
         (2, "4 score", {7: "check save stop"}),
@@ -225,7 +225,8 @@ def test_validations_checkpoints_and_stops_are_at_their_steps(tmp_path, monkeypa
 
     trainer.strategy, trainer.save_checkpoint = place, lambda path: path.touch() or note("save")
     trouble = SimpleNamespace(tolist=lambda: note("check") or (-1, 0.0))
-    module = SimpleNamespace(prepare=lambda step: None, drop_step=10, final_from=0, trouble=trouble)
+    module = SimpleNamespace(drop_step=10, final_from=0, trouble=trouble)
+    module.prepare = lambda step: note("prepare" if step == trainer.global_step else f"prepare {step}")
     monkeypatch.setattr(callbacks, "any_of", lambda mine, device: mine)
     validation = callbacks.Validation(score, tmp_path, every=4, checkpoint_every=3, stamp={})
     try:
