@@ -112,6 +112,17 @@ def test_second_prepare_does_not_build(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in first.directory.iterdir()} == times
 
 
+def test_a_known_store_is_opened_without_its_source(tmp_path):
+    class Sourceless(Toy):
+        def options(self):
+            raise UserError("the source is missing")
+
+    known = Toy().options()
+    assert Toy().prepare(tmp_path).directory == Sourceless().prepare(tmp_path, known).directory
+    with pytest.raises(UserError, match="the source is missing"):
+        Sourceless().prepare(tmp_path / "elsewhere", known)
+
+
 def test_options_select_the_store(tmp_path):
     assert Toy(10).prepare(tmp_path).directory != Toy(11).prepare(tmp_path).directory
 

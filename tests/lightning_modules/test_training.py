@@ -203,6 +203,7 @@ CALENDAR = {
         (1, "2", {2: "check save stop"}),
         (1, "4", {4: "check save stop"}),
         (1, "4 score", {4: "check save prepare score save stop"}),
+        (1, "7 check", {8: "check save stop"}),  # not at 7, which is not saved
         (1, "10", {10: "check save"}),  # what started it raises KeyboardInterrupt
         (2, "2", {7: "check save stop"}),  # they agree when they log
         (2, "4 score", {7: "check save stop"}),
