@@ -1,5 +1,7 @@
 """Decoding with a cache of keys, in Triton and in PyTorch."""
 
+from functools import partial
+
 import pytest
 import torch
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
@@ -17,6 +19,8 @@ from fused_support import (  # noqa: F401
     poisoned_memory,
 )
 
+from bearings.kernels.attention.fox import fox_attention
+from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.attention.pope import magnitude, pope_attention
 from bearings.kernels.attention.rope import geometric, rope_attention
 
@@ -90,3 +94,15 @@ def test_float32_cache_under_autocast():
         fused = rope_attention(q.to(dtype), k, v, implementation="triton")
     assert fused.dtype == dtype
     torch.testing.assert_close(fused.float(), rope_attention(q, k, v, implementation="torch"), rtol=2e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_keys_and_values_are_computed_in_the_dtype_of_the_queries(queries):
+    """As by kernels. PyTorch's attention refuses a cache of another dtype."""
+    _, q, k, v = make_inputs(9, dtype=torch.float32)
+    q, k, v = q[:, -queries:], k.half(), v.half()
+    sums = torch.zeros(2, 9, 4, dtype=torch.float64)
+    for operator in (nope_attention, rope_attention, partial(fox_attention, sums=sums)):
+        out = operator(q, k=k, v=v, implementation="torch")
+        expected = operator(q, k=k.float(), v=v.float(), implementation="torch")
+        torch.testing.assert_close(out.float(), expected, rtol=0.0, atol=2e-3)

@@ -1,7 +1,6 @@
 """Properties of the operators that follow from their equations, and comparisons with the reference."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -21,10 +20,9 @@ from bearings.kernels.attention.blocks import CHUNK
 from bearings.kernels.attention.fox import cumulative_log_gates, fox_attention
 from bearings.kernels.attention.kernelized import kernelized_attention
 from bearings.kernels.attention.lm_infinite import nearest_and_first
-from bearings.kernels.attention.nope import nope_attention
 from bearings.kernels.attention.plain import causal_attention
 from bearings.kernels.attention.pope import magnitude, pope_key, pope_query
-from bearings.kernels.attention.rope import phases, rope_attention, rotate
+from bearings.kernels.attention.rope import phases, rotate
 from bearings.kernels.documents import Documents
 from bearings.kernels.layers.moving_average import moving_average
 from bearings.kernels.path.attention import path_attention
@@ -57,18 +55,6 @@ def test_values_of_any_width(width):
     got = causal_attention(q, k, v)
     assert got.shape == (2, 20, 4, width)
     torch.testing.assert_close(got, reference.nope_attention(q, k, v), **EXACT)
-
-
-@pytest.mark.parametrize("queries", [1, 9])
-def test_keys_and_values_are_computed_in_the_dtype_of_the_queries(queries):
-    """As by kernels. PyTorch's attention refuses a cache of another dtype."""
-    _, q, k, v = make_inputs(9, dtype=torch.float32)
-    q, k, v = q[:, -queries:], k.half(), v.half()
-    sums = torch.zeros(2, 9, 4, dtype=torch.float64)
-    for operator in (nope_attention, rope_attention, partial(fox_attention, sums=sums)):
-        out = operator(q, k=k, v=v, implementation="torch")
-        expected = operator(q, k=k.float(), v=v.float(), implementation="torch")
-        torch.testing.assert_close(out.float(), expected, rtol=0.0, atol=2e-3)
 
 
 def test_repeated_id_is_a_new_document():

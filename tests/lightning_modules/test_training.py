@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from training_support import STEPS, configured, go, weights
 
 from bearings.core.checked_files import read_csv
-from bearings.core.errors import DivergedError, InterruptedRunError, UserError
+from bearings.core.errors import DivergedError, UserError
 from bearings.domains.records import Records
 from bearings.lightning_modules import callbacks, data_module
 from bearings.lightning_modules.checkpoints import CheckpointWriter
@@ -183,61 +183,6 @@ def test_the_best_model_is_in_its_final_form(tmp_path, monkeypatch, drop_step, f
 
 def test_validations_and_checkpoints_take_no_training_time(tmp_path, monkeypatch):
     assert validated(tmp_path, monkeypatch, drop_step=9, final_from=0).seconds == 3 * (100 + 10)
-
-
-CALENDAR = {
-    3: "check save",
-    4: "check save prepare score save",
-    6: "check save",
-    7: "check",
-    8: "check save prepare score save",
-    9: "check save",
-    10: "check save prepare score save",
-}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "asked", "end"),
-    [
-        (1, None, {}),
-        (1, "2", {2: "check save stop"}),
-        (1, "4", {4: "check save stop"}),
-        (1, "4 score", {4: "check save prepare score save stop"}),
-        (1, "7 check", {8: "check save stop"}),  # not at 7, which is not saved
-        (1, "10", {10: "check save"}),  # what started it raises KeyboardInterrupt
-        (2, "2", {7: "check save stop"}),  # they agree when they log
-        (2, "4 score", {7: "check save stop"}),
-        (2, "10", {10: "check save"}),
-    ],
-)
-def test_validations_checkpoints_and_stops_are_at_their_steps(tmp_path, monkeypatch, ranks, asked, end):
-    """Of ten: a validation every four, a checkpoint every three, and a line in the log every seven."""
-    done, place = {}, SimpleNamespace(barrier=lambda: None, root_device=None)
-    trainer = SimpleNamespace(max_steps=10, log_every_n_steps=7, world_size=ranks, loggers=[], is_global_zero=True)
-
-    def note(what):
-        done[trainer.global_step] = f"{done.get(trainer.global_step, '')} {what}".strip()
-        if f"{trainer.global_step} {what}" == asked:
-            validation._on_signal(signal.SIGTERM, None)
-
-    def score(module, on_batch):
-        note("score")
-        return SimpleNamespace(nats_per_token=1.0, bits_per_unit={}, accuracy=None)
-
-    trainer.strategy, trainer.save_checkpoint = place, lambda path: path.touch() or note("save")
-    trouble = SimpleNamespace(tolist=lambda: note("check") or (-1, 0.0))
-    module = SimpleNamespace(drop_step=10, final_from=0, trouble=trouble)
-    module.prepare = lambda step: note("prepare" if step == trainer.global_step else f"prepare {step}")
-    monkeypatch.setattr(callbacks, "any_of", lambda mine, device: mine)
-    validation = callbacks.Validation(score, tmp_path, every=4, checkpoint_every=3, stamp={})
-    try:
-        for trainer.global_step in range(1, 11):
-            if str(trainer.global_step) == asked:
-                validation._on_signal(signal.SIGTERM, None)
-            validation.on_train_batch_end(trainer, module, None, None, 0)
-    except InterruptedRunError:
-        note("stop")
-    assert done == {step: what for step, what in CALENDAR.items() if step < min(end, default=11)} | end
 
 
 def test_a_validation_writes_what_it_follows_and_what_it_found_once_each(tmp_path, monkeypatch):

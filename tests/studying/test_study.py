@@ -49,16 +49,14 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     assert sorted(follow) == sorted(["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}", *files])
 
 
-@pytest.mark.parametrize(("then", "composed_again"), [("task=extrapolate", 1), ("task=evaluate data.workers=1", 3)])
-def test_what_follows_each_run_is_composed_again_only_if_its_keys_depend_on_the_run(
-    tmp_path, monkeypatch, then, composed_again
-):
+@pytest.mark.parametrize(("then", "again"), [("task=extrapolate", 1), ("task=evaluate data.workers=1", 3)])
+def test_lines_of_then_are_composed_again_only_if_they_depend_on_the_run(tmp_path, monkeypatch, then, again):
     runs = ["experiment=debug seed=0,1 encoding=rope,nope,fox"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": runs, "then": [then]}))
     made, compose = [], planning.compose
     monkeypatch.setattr(planning, "compose", lambda *given, **named: made.append(given) or compose(*given, **named))
     assert len(planning.plan(tmp_path, tmp_path / "trained", [CPU])) == 6
-    assert len(made) == 3 + composed_again
+    assert len(made) == 3 + again
 
 
 @pytest.mark.parametrize("folder", ["größe", "a (1)", "a,b", "a=b", "it's", "a#b", "a b"])
