@@ -182,24 +182,26 @@ class Planning:
     def _check_followers(self, run: RunDirectory, config: Mapping, alike: Alike) -> None:
         """Check the lines of `then` for `run`, and note the contexts that they score."""
         for then in self.then:
-            configuration, task = self._follower(then, config["names"])
             with _named(self.folder, then):
+                configuration, task = self._follower(words_of(then), config["names"])
                 configuration_for(run, configuration, words_of(then))
                 if why := task.refusal(alike.domain):
                     raise UserError(why)
             contexts = task.possible_contexts(alike.splits[0], config["data"]["length"])
             self._scored[config["names"]["encoding"]] |= contexts
 
-    def _follower(self, line: str, names: Mapping[str, str]) -> tuple[Mapping, Any]:
-        """The configuration and the task of a `line` of `then`, after a run with these `names`."""
-        with _named(self.folder, line):
-            words = words_of(line)
-            keys = {key_of(each) for each in words}
-            # The keys of a task do not depend on the run.
-            choices = [] if {key.partition(".")[0] for key in keys} == {"task"} else choices_for(names, keys)
-            given = (*words, *choices)
-            if given not in self._followed:
-                self._followed[given] = _followed(given)
+    def _follower(self, words: Sequence[str], names: Mapping[str, str]) -> tuple[Mapping, Any]:
+        """The configuration and the task of the `words` of a line of `then`, after a run with these `names`."""
+        keys = {key_of(each) for each in words}
+        # The keys of a task do not depend on the run.
+        choices = [] if {key.partition(".")[0] for key in keys} == {"task"} else choices_for(names, keys)
+        given = (*words, *choices)
+        if given not in self._followed:
+            config, task = _asked([*given])
+            if task.needs != "run":
+                name = type(task).__name__.lower()
+                raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
+            self._followed[given] = config, task
         return self._followed[given]
 
     def _search(self, run: Sequence[str], config: Mapping) -> Searched:
@@ -289,15 +291,6 @@ def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:
                 f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
                 "or train them with main.py"
             )
-
-
-def _followed(given: Sequence[str]) -> tuple[Mapping, Any]:
-    """The configuration and the task of settings `given` in a line of `then`."""
-    config, task = _asked([*given])
-    if task.needs != "run":
-        name = type(task).__name__.lower()
-        raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
-    return config, task
 
 
 def _asked(given: list[str]) -> tuple[dict, Any]:
