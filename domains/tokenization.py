@@ -15,10 +15,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from ..core.errors import UserError, one_line
 from ..core.whole_files import write_text
+from ..pretrained.vocabulary import END_OF_TEXT
 from .documents import Document
 from .fast_tokenizers import started
 
-END_OF_TEXT = "<|endoftext|>"
 GPT2_VOCABULARY = 50257
 # Computed from vocabulary and merges, so it does not depend on the layout of the file.
 GPT2_DIGEST = "e1bf1d7abcc7e361ff81bef4019332b6b745a38a09133324388925dd4ba005e0"
