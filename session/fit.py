@@ -27,6 +27,7 @@ from ..lightning_modules.metrics_csv import MetricsCSV
 from ..lightning_modules.rank_watch import watch_ranks
 from ..lightning_modules.ranks import lost_touch
 from .conversion import conversion_of, start_from
+from .device_use import DeviceUse, devices_of
 from .models import DamagedCheckpointError, read_checkpoint
 from .run_directory import RunDirectory
 from .session import Session
@@ -61,7 +62,8 @@ def fit(session: Session, run: RunDirectory, store: Store, model: LanguageModel,
     progress = ProgressLine(validation, unit, flops, session.console)
     loggers = _loggers(session, run, _columns(session, model), step, validated_step)
     torch.manual_seed(session.config["seed"])
-    trainer = build_trainer(settings, run.path, [progress, validation], loggers)
+    callbacks = [progress, validation, *([DeviceUse(devices_of(settings), run.note_beside)] if first else [])]
+    trainer = build_trainer(settings, run.path, callbacks, loggers)
     threading.excepthook = without_os_errors
     watch_ranks(trainer)
     cuda = settings.device.type == "cuda"

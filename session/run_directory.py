@@ -356,6 +356,11 @@ class RunDirectory:
             kept = [each for each in earlier if each.get("from_step", 0) < step]
             manifest["sessions"] = [*kept, {**last, "from_step": step}]
 
+    def note_beside(self, others: int) -> None:
+        """Record that `others` processes have trained on the same device during the last session."""
+        with self._changed_manifest() as manifest:
+            manifest["sessions"][-1]["beside"] = others
+
 
 def without_folders(value: Any) -> Any:
     """File names without their folders."""

@@ -68,9 +68,9 @@ class Planned:
         study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
         return bool(self.other_data) or (self.kept / "manifest.json").exists() or name in packed_names(study)
 
-    def keep(self, sharing: int, commit: str | None) -> None:
+    def keep(self, commit: str | None) -> None:
         """Keep its records in the study; see `keep_in_study`."""
-        keep_in_study(self.path, self.kept, sharing, commit)
+        keep_in_study(self.path, self.kept, commit)
 
 
 Job = Planned | Searched

@@ -28,13 +28,13 @@ MEASURED = ("extrapolation", "sample_metrics")  # folders of tables that are kep
 SAMPLES = 64 << 10  # maximum size of kept samples in bytes; the smallest files are kept first
 
 
-def keep_in_study(path: Path, out: Path, sharing: int = 0, commit: str | None = None) -> Path:
+def keep_in_study(path: Path, out: Path, commit: str | None = None) -> Path:
     """`keep_run` to `out`, STUDY/runs/DOMAIN/ENCODING/RUN, holding the lock of the study."""
     with study_lock(out.parents[3]):
-        return keep_run(path, out, sharing, commit)
+        return keep_run(path, out, commit)
 
 
-def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None) -> Path:
+def keep_run(path: Path, out: Path, commit: str | None = None) -> Path:
     """Copy the configuration, manifest, curve, records, baselines, samples, benchmarks and measurements of a run.
 
     The copy contains no paths of this machine. Nats are rounded to float32, which changes their seventh digit.
@@ -45,7 +45,6 @@ def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None)
     Args:
         path: directory of the run.
         out: directory of the copy.
-        sharing: number of other runs on the same device; its speed is then not comparable.
         commit: commit of the source, for runs made outside a checkout.
 
     Raises:
@@ -68,7 +67,6 @@ def keep_run(path: Path, out: Path, sharing: int = 0, commit: str | None = None)
     for session in manifest["sessions"]:
         if (code := session.get("code")) is not None:
             code["commit"] = code["commit"] or commit
-        session["beside"] = max(sharing, session.get("beside", 0))
     with made_whole(out) as making:
         _copy(run, manifest, out, making)
     return out

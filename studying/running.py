@@ -134,10 +134,10 @@ def execute(
                 print(f"started    {named(runs)}, log {log}", flush=True)
             time.sleep(0.2)
             for each in running:
-                keep_ended(each, jobs - 1, commit)
+                keep_ended(each, commit)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)  # so that an error here is not repeated below
-                took, failure = time.monotonic() - each.since, settle(each, jobs - 1, commit)
+                took, failure = time.monotonic() - each.since, settle(each, commit)
                 if failure is None and not each.last:
                     following = replace(each, stage=each.stage + 1)
                     following.start(environment)
@@ -163,9 +163,9 @@ def execute(
         with ExitStack() as ending:  # calls every callback, even if one raises
             for each in running:
                 if each.started.returncode == 0:  # it finished before it could be stopped
-                    ending.callback(settle, each, jobs - 1, commit)
+                    ending.callback(settle, each, commit)
                 else:
-                    ending.callback(keep_ended, each, jobs - 1, commit)
+                    ending.callback(keep_ended, each, commit)
     return failed
 
 
@@ -181,12 +181,11 @@ def named(runs: Sequence[Job]) -> str:
     return runs[0].title + (f" and {len(runs) - 1} with other seeds" if len(runs) > 1 else "")
 
 
-def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
+def settle(ended: Running, commit: str | None) -> str | None:
     """Keep the results of runs after their last command; returns a line about a failed command.
 
     Args:
         ended: a process that has ended.
-        sharing: maximum number of other processes on the same device.
         commit: commit of the source.
     """
     if code := ended.started.returncode:
@@ -198,13 +197,13 @@ def settle(ended: Running, sharing: int, commit: str | None) -> str | None:
     if ended.last:
         try:
             for run in ended.runs[ended.kept :]:
-                run.keep(sharing, commit)
+                run.keep(commit)
         except UserError as error:  # a run that another process trains was skipped
             return f"{error} ({ended.log})"
     return None
 
 
-def keep_ended(running: Running, sharing: int, commit: str | None) -> None:
+def keep_ended(running: Running, commit: str | None) -> None:
     """Keep the results of finished runs while the process trains later ones. Errors are left for `settle` to report."""
     if running.failed or len(commands(running.runs)) > 1:
         return
@@ -214,7 +213,7 @@ def keep_ended(running: Running, sharing: int, commit: str | None) -> None:
                 return
             if not RunDirectory(run.path, {}).manifest.get("finished"):
                 return
-            run.keep(sharing, commit)
+            run.keep(commit)
         except (OSError, UserError):
             running.failed = True
             return

@@ -124,7 +124,7 @@ class Searched:
             replace(self, part=group, settings=[*self.settings, as_setting("task.points", group)]) for group in groups
         ]
 
-    def keep(self, sharing: int, commit: str | None) -> None:
+    def keep(self, commit: str | None) -> None:
         """Add the results to the study's table, and replace those of an earlier search for the same runs.
 
         Nothing is added until all points have results.

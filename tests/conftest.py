@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gc
 import shutil
 import signal
+import tempfile
 from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
@@ -116,6 +117,16 @@ class Letters(Domain):
         path = stem.with_name(stem.name + ".txt")
         path.write_text(item)
         return [path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory):
+    """A folder for temporary files in which runs of other workers, which use the same CPU, are not noticed."""
+    tmp_path_factory.getbasetemp()  # outside the folder, because it is kept
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", place)
+        patch.setattr(tempfile, "tempdir", place)
+        yield
 
 
 def pytest_collection_finish(session):

@@ -31,11 +31,10 @@ def test_baselines_are_kept_once_for_a_store_in_a_study(tmp_path, in_study):
         target = path / "baselines" / "test"
         target.mkdir(parents=True)
         (target / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
-        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path), sharing=3, commit="abc")
+        keep_run(path, tmp_path / "kept" / path.relative_to(tmp_path), commit="abc")
     assert len(list((tmp_path / "kept").rglob("unigram.npz"))) == (2 if in_study else 4)
     found = read_study([tmp_path / "kept"]).runs
     assert {run.manifest["sessions"][0]["code"]["commit"] for run in found} == {"abc"}
-    assert {run.tokens_per_s for run in found} == {None}  # four runs shared the device
 
 
 def test_a_copy_has_the_run_s_own_facts_and_the_digests_of_its_files(tmp_path):
@@ -45,15 +44,13 @@ def test_a_copy_has_the_run_s_own_facts_and_the_digests_of_its_files(tmp_path):
     (session,) = run.manifest["sessions"]
     own = {**session, "code": {"commit": "own", "dirty": None}, "beside": 5}
     run.write_manifest(sessions=[{**session, "code": None}, own])
-    keep_run(path, tmp_path / "kept", sharing=3, commit="abc")
+    keep_run(path, tmp_path / "kept", commit="abc")
     kept = json.loads((tmp_path / "kept" / "manifest.json").read_text())
     unknown, known = kept["sessions"]
-    assert (unknown["code"], unknown["beside"]) == (None, 3)
+    assert unknown["code"] is None
     assert known == own
     assert kept["files"].keys() == {"benchmarks/piqa.npz", "metrics.csv", "nll/test.npz", "nll/valid.npz"}
     assert all(digest_of(tmp_path / "kept" / name) == digest for name, digest in kept["files"].items())
-    alone = json.loads((keep_run(path, tmp_path / "alone") / "manifest.json").read_text())
-    assert [session["beside"] for session in alone["sessions"]] == [0, 5]
 
 
 def test_measurements_are_kept_of_every_seed_and_samples_and_parameters_of_one(tmp_path):

@@ -120,12 +120,12 @@ def test_a_run_with_a_follow_up_is_not_kept_while_its_process_trains_the_next(tm
 
 
 @pytest.mark.parametrize(("script", "seeds", "limit"), [(FINISH, 1, 60.0), (BEGUN, 2, 4.0)])
-def test_records_have_the_commit_and_the_number_of_other_processes_on_the_device(tmp_path, study, script, seeds, limit):
+def test_records_have_the_commit(tmp_path, study, script, seeds, limit):
     made(tmp_path)
     planned = study(script)
     assert running.execute(planned, 3, tmp_path / "logs", limit, commit="a commit", seeds=seeds) == []
     (session,) = json.loads((planned[0].kept / "manifest.json").read_text())["sessions"]
-    assert (session["beside"], session["code"]["commit"]) == (2, "a commit")
+    assert session["code"]["commit"] == "a commit"
 
 
 @pytest.mark.parametrize(

@@ -355,7 +355,7 @@ def test_a_changed_search_is_made_again_and_chooses_among_its_own_points(searche
     job.path.parent.mkdir(parents=True)
     head = "optimizer.learning_rate,model.dropout,valid_nll,seeds,each_seed,chosen"
     job.path.write_text(f"{head}\n0.016,0.0,0.1,1,5,True\n0.01,0.5,0.3,1,5,False\n0.001,0.5,0.2,1,5,False\n")
-    job.keep(0, None)
+    job.keep(None)
     (chosen,) = chosen_settings(searched, LINE).values()
     assert chosen == ["optimizer.learning_rate=0.001", "model.dropout=0.5"]
     (searched / "study.yaml").write_text((searched / "study.yaml").read_text().replace("1e-3,1e-2", "1e-3,2e-3"))
@@ -367,7 +367,7 @@ def test_a_search_kept_again_replaces_its_own_results_only(searched):
     for job, nats in ((rope, "1.0"), (nope, "2.0"), (rope, "3.0")):
         job.path.parent.mkdir(parents=True, exist_ok=True)
         job.path.write_text(f"{RATE},model.dropout,valid_nll,seeds,each_seed,chosen\n0.001,0.5,{nats},1,5,True\n")
-        job.keep(0, None)
+        job.keep(None)
     rows = read_csv(searched / "tuning.csv")
     assert [(row["run"], row["valid_nll"]) for row in rows] == [(nope.run, "2.0"), (rope.run, "3.0")]
 
@@ -380,7 +380,7 @@ def test_a_run_line_with_signs_and_options_of_a_task_is_searched(searched):
     job.path.parent.mkdir(parents=True)
     head = "optimizer.learning_rate,model.dropout,valid_nll,seeds,each_seed,chosen"
     job.path.write_text(f"{head}\n0.001,0.5,0.2,1,5,True\n")
-    job.keep(0, None)
+    job.keep(None)
     (run,) = planning.plan(searched, searched / "trained", [CPU])
     assert isinstance(run, jobs.Planned)
 
