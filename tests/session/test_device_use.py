@@ -1,5 +1,6 @@
 """Runs that are trained on the same device at the same time notice each other."""
 
+import subprocess
 import tempfile
 from types import SimpleNamespace
 
@@ -7,7 +8,8 @@ import pytest
 from training_support import configured, go, interrupt_after
 
 from bearings.core.errors import InterruptedRunError
-from bearings.session.device_use import DeviceUse
+from bearings.lightning_modules.trainer import TrainerSettings
+from bearings.session.device_use import DeviceUse, devices_of
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,9 @@ def test_a_run_records_how_many_others_have_trained_beside_it_since_it_began_or_
     run, _ = go(plain)
     assert [session.get("beside") for session in run.manifest["sessions"]] == [1, None]
     assert Use("cpu").noted == []
+
+
+@pytest.mark.gpu
+def test_gpus_are_named_as_in_all_other_processes():
+    (name,) = devices_of(TrainerSettings(steps=1))
+    assert name in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
