@@ -56,9 +56,17 @@ def packed_names(study: Path) -> set[str]:
     Raises:
         UserError: as in `read_packed`.
     """
-    if not (study / RUNS).exists():
+    try:
+        state = (study / RUNS).stat()
+    except FileNotFoundError:
         return set()
-    return set(_read(study / RUNS, ["run"])["run"].to_pylist())
+    return {*_names(study / RUNS, state.st_ino, state.st_size, state.st_mtime_ns)}
+
+
+@lru_cache(maxsize=64)
+def _names(path: Path, *state: int) -> list[str]:
+    """The names in a file with this state. Each run of a study asks for them."""
+    return _read(path, ["run"])["run"].to_pylist()
 
 
 def read_packed(study: Path) -> dict[str, PackedPath]:

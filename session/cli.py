@@ -41,7 +41,7 @@ def run(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     with trusting(trusted_by(config, overrides)):
-        plain, task = asked(config, hydra_config)
+        plain, task = asked(config, overrides, hydra_config.runtime.choices)
         if task.needs == "nothing":
             refuse_unread(task.reads, hydra_config.runtime.choices["task"], overrides)
         sweep = hydra_config.mode == RunMode.MULTIRUN
@@ -152,9 +152,10 @@ def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
     for settings in batch:
         composed = loader.load_sweep_config(cast("DictConfig", self.config), list(settings))
         config = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        trusted = trusting(trusted_by(config, composed.hydra.overrides.task))
+        overrides = composed.hydra.overrides.task
+        trusted = trusting(trusted_by(config, overrides))
         with suppress(OmegaConfBaseException), trusted:  # of values that a run has when it starts, like its number
-            asked(config, composed.hydra)
+            asked(config, overrides, composed.hydra.runtime.choices)
     hydra_config = cast("DictConfig", self.config).hydra
     if hydra_config.runtime.choices["hydra/launcher"].startswith("submitit"):  # it prints nothing
         output = Path(hydra_config.launcher.submitit_folder).parent

@@ -4,32 +4,31 @@ import inspect
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from typing import Any, cast
+from typing import Any
 
-from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
 
 from ..core.errors import UserError, nearest_key, several, shortened, suggestions
 from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
 from .overrides import choices_of, key_of, refuse_hidden_choices
 from .pretrained import start_from_pretrained
-from .settings import CONFIGS, GIVEN, Settings, declared, options_for, target_of
+from .settings import GIVEN, Settings, declared, file_of, options_for, target_of
 from .trust import KINDS, GoneError, located
 
 NAMED = ("domain", "encoding", "model")  # groups whose file names are part of a run's path
 
 
-def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
+def asked(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, str]) -> tuple[dict, Any]:
     """The resolved configuration of a command, with the `names` of its files, and its task.
 
     Args:
         config: the composed configuration, without `hydra`.
-        hydra: Hydra's own configuration, with choices and overrides.
+        overrides: settings of the command line.
+        choices: the name of the file that is chosen for each group.
 
     Raises:
         UserError: see `resolve`, `build` and `refuse_hidden_choices`.
     """
-    overrides, choices = hydra.overrides.task, hydra.runtime.choices
     refuse_hidden_choices(overrides)
     plain = resolve(config, choices["encoding"], overrides)
     plain["names"] = {group: name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}
@@ -41,10 +40,9 @@ def asked(config: DictConfig, hydra: HydraConf) -> tuple[dict, Any]:
 
 def name_of(group: str, choice: str, target: str) -> str:
     """The name of a group's file, or of its class if the command has replaced the class named in the file."""
-    file = CONFIGS / group / f"{choice}.yaml"
-    if not file.exists():  # in a folder of --config-dir
+    if choice not in choices_of(group):  # in a folder of --config-dir
         return choice
-    named = cast("DictConfig", OmegaConf.load(file)).get("_target_", target)
+    named = file_of(group, choice).get("_target_", target)
     return choice if named == target else target.rpartition(".")[2]
 
 

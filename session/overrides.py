@@ -4,16 +4,16 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from ..core.errors import UserError
-from .settings import CONFIGS
+from .settings import CONFIGS, file_of
 
 
 def key_of(override: str) -> str:
@@ -103,15 +103,15 @@ def refuse_removals(arguments: Sequence[str]) -> None:
 def refuse_hidden_choices(overrides: Sequence[str]) -> None:
     """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden."""
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
-    file = CONFIGS / "experiment" / f"{given.get('experiment')}.yaml"
-    if not file.exists():
+    experiment = given.get("experiment")
+    if experiment not in choices_of("experiment"):
         return
-    sets = cast("DictConfig", OmegaConf.load(file))
+    sets = file_of("experiment", experiment)
     for group in ("model", "domain"):
         if group in given and isinstance(block := sets.get(group), DictConfig):
             keys = ", ".join(f"{group}.{key}" for key in block)
             raise UserError(
-                f"{group}={given[group]}: experiment={given['experiment']} sets {keys} itself: leave out one of the "
+                f"{group}={given[group]}: experiment={experiment} sets {keys} itself: leave out one of the "
                 "two, or override single keys"
             )
 

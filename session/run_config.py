@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from omegaconf import OmegaConf
 from pydantic import Field
 
 from ..core.errors import UserError, several, shortened
@@ -15,7 +14,7 @@ from ..core.plain_yaml import read_yaml
 from ..lightning_modules.options import DataOptions, EvaluationOptions
 from .configuration import NAMED
 from .overrides import choices_of
-from .settings import CHOSEN, CONFIGS, Settings
+from .settings import CHOSEN, Settings, file_of
 from .trust import KINDS
 
 GROUPS = ("domain", "encoding", "model", "data", "optimizer", "trainer", "evaluation")
@@ -105,5 +104,5 @@ def _named_by(group: str, names: Mapping[str, str]) -> dict[str, str]:
 def _target_in(group: str, name: str) -> dict[str, str]:
     if name not in choices_of(group):
         return {}
-    block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    block = file_of(group, name)
     return {"_target_": str(block["_target_"])} if "_target_" in block else {}

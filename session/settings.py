@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ..core.errors import UserError
 from ..core.options import Folder, Options, Seed, defaults_of, options_of
@@ -67,9 +67,15 @@ OWN = {
 }
 
 
+@cache
+def file_of(group: str, name: str) -> DictConfig:
+    """The contents of `configs/GROUP/NAME.yaml`, which each run of a sweep or a study needs."""
+    return cast("DictConfig", OmegaConf.load(CONFIGS / group / f"{name}.yaml"))
+
+
 def target_of(group: str, name: str) -> str:
     """The class that `configs/GROUP/NAME.yaml` names."""
-    block: Any = OmegaConf.load(CONFIGS / group / f"{name}.yaml")
+    block: Any = file_of(group, name)
     return block.get("_target_") or block[group]["_target_"]
 
 
@@ -111,7 +117,7 @@ def known_keys() -> list[str]:
     for group in ("domain", "encoding"):
         for file in (CONFIGS / group).glob("*.yaml"):
             with suppress(Exception):  # errors in a file are reported when it is chosen
-                block: Any = OmegaConf.load(file)
+                block: Any = file_of(group, file.stem)
                 names = {*block, *options_of(declared(block["_target_"], group))} - {"_target_", *GIVEN.get(group, ())}
                 found |= {f"{group}.{name}" for name in names}
     return sorted(found)

@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..core.errors import UserError, suggestions
@@ -21,7 +20,6 @@ from ..reporting.naming import short
 from ..reporting.packed import read_packed
 from ..reporting.planned import listed
 from ..reporting.study_list import EXAMPLE, LIST, read_list
-from ..session.configuration import asked
 from ..session.explaining import explain
 from ..session.identity import incidental, unseeded_digest
 from ..session.matching import matched
@@ -30,6 +28,7 @@ from ..session.run_choices import choices_for, configuration_for
 from ..session.run_directory import RunDirectory, changes
 from ..session.session import Session
 from ..session.settings import CONFIGS
+from .composing import Composer
 from .jobs import Job, Planned, seed_of
 from .searching import Searched
 
@@ -107,10 +106,12 @@ class Planning:
 
     def __init__(self, folder: Path, runs: Path, settings: Sequence[str], study: Mapping[str, Any]):
         self.folder, self.runs, self.settings, self.study = folder, runs, settings, study
+        self._place = as_setting("runs", runs)
         self.then: Sequence[str] = study.get("then", ())
         self.jobs: dict[Path, Job] = {}
         self._lines: dict[Path, str] = {}  # by the directory of the run
         self._alike: dict[tuple[str, ...], Alike] = {}  # by the settings without a seed, so that each is composed once
+        self._composer = Composer()
         self._contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
         self._followed: dict[tuple[str, ...], tuple[Mapping, Any]] = {}  # by settings, so that each is composed once
         self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
@@ -124,7 +125,7 @@ class Planning:
             each: its settings in the list.
             chosen: those that the search has chosen; None if the search is still to do.
         """
-        given = [*each, *(chosen or ()), *self.settings, as_setting("runs", self.runs)]
+        given = [*each, *(chosen or ()), *self.settings, self._place]
         alike, seed = self._identified(line, given), seed_of(given)
         config = {**alike.config, **({} if seed is None else {"seed": seed})}
         run = RunDirectory.of(config)
@@ -157,7 +158,7 @@ class Planning:
         unseeded = without_seed(given)
         if unseeded not in self._alike:
             with _named(self.folder, line):
-                config, _ = _asked(given)
+                config, _ = self._composer.asked(given)
                 domain = repr(config["domain"])
                 session = Session(matched({**config, **self._contents.get(domain, {})}))
                 session.identify()
@@ -197,7 +198,7 @@ class Planning:
         choices = [] if {key.partition(".")[0] for key in keys} == {"task"} else choices_for(names, keys)
         given = (*words, *choices)
         if given not in self._followed:
-            config, task = _asked([*given])
+            config, task = self._composer.asked(given)
             if task.needs != "run":
                 name = type(task).__name__.lower()
                 raise UserError(f"task={name} does not take a finished run, so it cannot be listed under then")
@@ -211,7 +212,7 @@ class Planning:
         out = as_setting("task.out", self.runs.parent / "tuning")
         given = [*without_seed(own), *words_of(search), *places, out]
         with _named(self.folder, search):
-            asked_for, task = _asked(given)
+            asked_for, task = self._composer.asked(given)
             path = task.check(Session(config))
             each_seed = task.each_seed(asked_for)
             return Searched(searched_run(run), search, task.points(config), given, path, each_seed, self.folder)
@@ -291,18 +292,6 @@ def _refuse_decisive(folder: Path, settings: Sequence[str]) -> None:
                 f"{setting}: this setting changes the results of the study's runs: add such runs to {folder / LIST}, "
                 "or train them with main.py"
             )
-
-
-def _asked(given: list[str]) -> tuple[dict, Any]:
-    """The configuration and the task that settings `given` to main.py ask for."""
-    try:
-        config = compose("config", overrides=given, return_hydra_config=True)
-    except HydraException as error:
-        raise UserError(explain(error, given)) from error
-    hydra = config.hydra
-    with open_dict(config):
-        del config["hydra"]
-    return asked(config, hydra)
 
 
 @contextmanager

@@ -48,10 +48,10 @@ def composed_by(*overrides):
     """What Hydra makes of settings of `python main.py`, and how."""
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = compose("config", overrides=[*overrides], return_hydra_config=True)
-    hydra = config.hydra
+    choices = config.hydra.runtime.choices
     with open_dict(config):
         del config["hydra"]
-    return config, hydra
+    return config, overrides, choices
 
 
 def asked_by(*overrides):
@@ -76,9 +76,9 @@ def compositions():
 def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path, monkeypatch):
     (tmp_path / "my-midi").mkdir()  # the folder of experiment=midi
     monkeypatch.chdir(tmp_path)
-    config, hydra = composed_by(*arguments.split())
+    config, _, choices = composed_by(*arguments.split())
     with outlined():
-        Session.of(resolve(config, hydra.runtime.choices["encoding"])).transformer(vocabulary=5)
+        Session.of(resolve(config, choices["encoding"])).transformer(vocabulary=5)
 
 
 @pytest.mark.parametrize("encoding", choices_of("encoding"))

@@ -17,6 +17,7 @@ from bearings.reporting.reading import read_study
 from bearings.session.session import Session
 from bearings.session.settings import CONFIGS
 from bearings.studying import jobs, planning, running
+from bearings.studying.composing import Composer
 from bearings.studying.searching import Searched, edges_of_grids
 
 SEARCH = """
@@ -83,7 +84,7 @@ def test_a_search_trains_outside_the_folder_of_runs_which_reports_read(searched)
 def planning_of(command):
     """The checked configuration and the task of a command."""
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config, task = planning._asked(command)
+        config, task = Composer().asked(command)
     return Session.of(config).config, task
 
 

@@ -18,7 +18,7 @@ from bearings.reporting.lines import expanded
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.studying import catalogue, jobs, keeping, planning, running
+from bearings.studying import catalogue, composing, jobs, keeping, planning, running
 
 
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
@@ -50,13 +50,17 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
 
 
 @pytest.mark.parametrize(("then", "again"), [("task=extrapolate", 1), ("task=evaluate data.workers=1", 3)])
-def test_lines_of_then_are_composed_again_only_if_they_depend_on_the_run(tmp_path, monkeypatch, then, again):
+def test_runs_of_all_encodings_are_composed_once_and_lines_of_then_are_checked_again_only_if_they_depend_on_the_run(
+    tmp_path, monkeypatch, then, again
+):
     runs = ["experiment=debug seed=0,1 encoding=rope,nope,fox"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": runs, "then": [then]}))
-    made, compose = [], planning.compose
-    monkeypatch.setattr(planning, "compose", lambda *given, **named: made.append(given) or compose(*given, **named))
+    calls = []
+    for name in ("compose", "asked"):
+        inner = getattr(composing, name)
+        monkeypatch.setattr(composing, name, lambda *a, n=name, f=inner, **k: calls.append(n) or f(*a, **k))
     assert len(planning.plan(tmp_path, tmp_path / "trained", [CPU])) == 6
-    assert len(made) == 3 + again
+    assert (calls.count("compose"), calls.count("asked")) == (2, 3 + again)
 
 
 @pytest.mark.parametrize("folder", ["größe", "a (1)", "a,b", "a=b", "it's", "a#b", "a b"])
