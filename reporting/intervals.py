@@ -52,10 +52,8 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     drawn = []
     for block in range(-(-RESAMPLES // rows)):
         weights = _resamples(groups, rows, block)
-        # Not `@`: for so few rows, the threads of BLAS take longer, and their number would decide the last digits.
-        sums = np.stack([residuals, residuals**2, residuals * sizes])
-        first, around, crossed = np.einsum("k...g,gr->k...r", sums, weights)
-        size, squared = np.einsum("kg,gr->kr", np.stack([sizes, sizes**2]), weights)
+        first, around, crossed = _weighted(np.stack([residuals, residuals**2, residuals * sizes]), weights)
+        size, squared = _weighted(np.stack([sizes, sizes**2]), weights)
         ratio = first / size
         # Sum of squared residuals from each resample's own ratio.
         own = ratio**2 * squared
@@ -64,6 +62,14 @@ def studentised(scale: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
         error = np.sqrt(squares * groups / (groups - 1)) / size
         drawn.append(np.divide(ratio, error, out=np.zeros_like(ratio), where=error > 0))
     return np.concatenate(drawn, -1)[..., :RESAMPLES]
+
+
+def _weighted(figures: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Sums `[..., R]` of `figures [..., G]` with `weights [G, R]`.
+
+    Not `@`: for so few rows, the threads of BLAS take longer, and their number would decide the last digits.
+    """
+    return np.einsum("...g,gr->...r", figures, weights)
 
 
 @lru_cache(maxsize=4)

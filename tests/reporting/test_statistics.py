@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 from scipy import stats
-from statistics_support import STUDIES, cluster_interval, fewer_resamples  # noqa: F401
+from statistics_support import STUDIES, both_interval, cluster_interval, fewer_resamples  # noqa: F401
 
 from bearings.domains.records import Records
 from bearings.reporting import intervals
@@ -20,10 +20,6 @@ from bearings.reporting.statistics import (
 pytestmark = pytest.mark.usefixtures("fewer_resamples")
 
 TRUTH = 0.02
-
-
-def both_interval(sums, sizes):
-    return Spread.of(sums, sizes, Bootstrap.of(sums.mean(-2), sizes)).interval()
 
 
 def study(seeds, clusters, seed_sd, cluster_sd, rest_sd, studies=None, sizes=None):
@@ -53,7 +49,7 @@ CROSSED = [
 ]
 
 
-@pytest.mark.parametrize(("seeds", "clusters"), [(3, 20), (3, 300), (5, 40), (5, 77), (10, 20), (10, 77)])
+@pytest.mark.parametrize(("seeds", "clusters"), [(3, 20), (3, 300), (5, 40), (10, 20), (10, 77)])
 def test_95_percent_intervals_cover_93_to_97_percent(seeds, clusters):
     sums, sizes = study(seeds, clusters, 0.01, 0, 0.01, STUDIES)
     assert 93 <= coverage(seed_interval(sums, sizes)) <= 97
@@ -85,8 +81,8 @@ def test_coverage_with_unequal_clusters(seeds, unequal):
         assert 93 <= coverage(both_interval(sums, unequal)) <= 97, spreads
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-@pytest.mark.parametrize("clusters", [21, 40, 60])
+@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("clusters", [21, 60])
 def test_coverage_with_exponential_clusters(seeds, clusters):
     skewed = 0.05 * (np.random.default_rng([seeds, clusters]).exponential(size=(STUDIES, 1, clusters)) - 1)
     for seed_sd, rest_sd in ((0, 0), (0.002, 0.01), (0.01, 0.05)):
