@@ -57,12 +57,15 @@ def make_hydra_faster() -> None:
 
 
 def make_interpreter_faster() -> None:
-    """For each operation, make no type and no shape again, patch no language, and check no overflow."""
+    """For each operation, make no type and no shape again, copy no operand, and check no overflow."""
     from triton.language import core
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     patch, launch, patched = interpreter._patch_lang, interpreter.GridExecutor.__call__, set()
     make_type, numpy_type, types, numpy_types = core.block_type.__init__, interpreter._get_np_dtype, {}, {}
+    unwrap, convert, converted = core._unwrap_if_constexpr, TritonSemantic.binary_op_type_checking_impl, {}
+    plain = {core.tensor, core.dtype, core.block_type, core.pointer_type, int, float, bool, str, type(None)}
 
     def patch_once(fn):
         """Triton patches its whole language at each call of a helper. Once per module and launch is enough."""
@@ -71,24 +74,60 @@ def make_interpreter_faster() -> None:
         patched.add(id(fn.__globals__))
         return patch(fn)
 
+    def patch_attribute(owner, name, member, builder, scope):
+        function, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+
+        def call(*args, **named):
+            named["_semantic"] = semantic
+            return function(*args, **named)
+
+        scope.set_attr(owner, name, call)
+
     def launch_with_new_patches(*args, **kwargs):
         patched.clear()
         launch(*args, **kwargs)
+
+    def unwrap_at_once(x):
+        kind = type(x)
+        return x.value if kind is core.constexpr else x if kind in plain else unwrap(x)
+
+    def operands(semantic, lhs, rhs, *flags, **named):
+        """Both in the type of the result, but not repeated along the other's dimensions: NumPy does so anyway."""
+        left, right = type(lhs), type(rhs)
+        names = lhs.type.name if left is core.tensor else left, rhs.type.name if right is core.tensor else right
+        key = (*names, flags, *named.items())
+        if key not in converted:
+            results = convert(semantic, lhs, rhs, *flags, **named)
+            tensors = [x.dtype == y.dtype for x, y in zip((lhs, rhs), results, strict=True) if type(x) is core.tensor]
+            # Otherwise the type depends on the value of a number.
+            converted[key] = [y.type for y in results] if len(tensors) == 2 or tensors == [True] else None
+            return results
+        if converted[key] is None:
+            return convert(semantic, lhs, rhs, *flags, **named)
+        return tuple(map(operand, (lhs, rhs), converted[key]))
+
+    def operand(x, type):
+        semantic = interpreter.interpreter_semantic
+        if not isinstance(x, core.tensor):
+            x = semantic.scalar_constant(x, type.scalar)
+        elif x.dtype.name != type.scalar.name:
+            x = semantic.cast(x, type.scalar)
+        return core.tensor(x.handle, type)
 
     def block_type(self, element_ty, shape):
         key = (element_ty.name, *shape)
         if key not in types:
             make_type(self, element_ty, shape)
+            self.sizes = sizes(self.shape)
             types[key] = vars(self)
         vars(self).update(types[key], element_ty=element_ty)
 
-    @cache
     def sizes(shape):
         return core.constexpr(math.prod(shape)), core.tuple(map(core.constexpr, shape))
 
     def tensor(self, handle, type):
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = sizes((*type.shape,) if type.is_block() else ())
+        self.numel, self.shape = type.sizes
 
     def numpy_type_once(dtype):
         if dtype.name not in numpy_types:
@@ -96,6 +135,9 @@ def make_interpreter_faster() -> None:
         return numpy_types[dtype.name]
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_with_new_patches
+    interpreter._patch_attr = patch_attribute
+    core._unwrap_if_constexpr, TritonSemantic.binary_op_type_checking_impl = unwrap_at_once, operands
     core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype = block_type, tensor, numpy_type_once
+    core.dtype.sizes, interpreter.TensorHandle.__post_init__ = sizes(()), lambda handle: None
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)  # tests are far from overflow
