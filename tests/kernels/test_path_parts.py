@@ -26,13 +26,15 @@ HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter computes wron
 pytestmark = pytest.mark.usefixtures("one_thread", "new_launches")
 
 
-def draw(length, gated=False, depth=16, value_depth=16):
-    """q, k, v, w and beta in float64, and logits of gates or None; two query heads per key head."""
+def draw(length, gated=False, depth=16, value_depth=16, heads=2):
+    """q, k, v, w and beta in float64, and logits of gates or None; `heads` key heads, each with two query heads."""
     torch.manual_seed(length)
     random = partial(torch.randn, dtype=torch.float64, device=DEVICE)
-    q, k, v, w = (random(1, length, *size) for size in ((4, depth), (2, depth), (2, value_depth), (2, depth)))
-    beta = 1.9 * torch.rand(1, length, 2, dtype=torch.float64, device=DEVICE)
-    return q, k, v, w / w.norm(dim=-1, keepdim=True), beta, random(1, length, 4) + 2 if gated else None
+    sizes = (2 * heads, depth), (heads, depth), (heads, value_depth), (heads, depth)
+    q, k, v, w = (random(1, length, *size) for size in sizes)
+    # Reflections that keep lengths, with beta near 0 or 2, and open gates: tokens of other parts count.
+    beta = 0.01 + 1.98 * torch.rand(1, length, heads, dtype=torch.float64, device=DEVICE).round()
+    return q, k, v, w / w.norm(dim=-1, keepdim=True), beta, random(1, length, 2 * heads) + 6 if gated else None
 
 
 def whole(q, k, v, w, beta, logits, implementation):
@@ -79,21 +81,20 @@ def test_parts_equal_the_whole_sequence(length, size, gated):
         torch.testing.assert_close(a, b, rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(
-    ("length", "size", "longest", "short", "gated"),
+    ("length", "size", "longest", "short", "gated", "dtype"),
     [
-        (60, 20, None, 2048, True),  # parts of one block
-        (280, 140, None, 2048, False),  # of one chunk of the kernels
-        (280, 140, 2, 2048, True),  # of two, of which the last is not full
-        (280, 140, 2, 0, True),  # the same without saved tensors
+        *((60, 20, None, 2048, True, dtype) for dtype in (torch.float32, HALF)),  # parts of one block, two key heads
+        (280, 140, None, 2048, False, torch.float32),  # of one chunk of the kernels
+        *((320, 300, 2, 2048, True, dtype) for dtype in (torch.float32, HALF)),  # of three and one, not all full
+        *((300, 140, 2, 0, True, dtype) for dtype in (torch.float32, HALF)),  # of two, two and one, which are not saved
     ],
 )
 def test_kernels_by_parts_are_as_precise_as_on_the_whole(length, size, longest, short, gated, dtype, monkeypatch):
     for module in (path_flash, path_sizes):
         monkeypatch.setattr(module, "SHORT", short)
     monkeypatch.setattr(path_flash, "sizes_of", partial(path_flash.sizes_of, longest=longest))
-    inputs = draw(length, gated, depth=48 if longest is None else 16)
+    inputs = draw(length, gated, depth=48 if longest is None else 16, heads=2 if length == 60 else 1)
     expected = results(whole, inputs, torch.float64, "torch")
     got = results(partial(by_parts, size=size), inputs, dtype, "triton")
     budget = results(whole, inputs, dtype, "triton")
@@ -105,7 +106,7 @@ def test_kernels_by_parts_are_as_precise_as_on_the_whole(length, size, longest, 
 
 def test_strong_gates_by_parts(monkeypatch):
     """Gates for which the sums fall by 1e5 within a part, after which nothing before it is seen."""
-    *inputs, logits = draw(256, gated=True)
+    *inputs, logits = draw(256, gated=True, heads=1)
     logits[:, 40] -= 1e5
     inputs = (*inputs, logits)
     expected = results(whole, inputs, torch.float64, "torch")
@@ -143,7 +144,9 @@ def test_autocast_does_not_round_products(implementation):
             return by_parts(*given, size=40)
 
     plain = partial(by_parts, size=40)
-    found = [results(each, draw(150, gated=True), torch.float32, implementation) for each in (plain, under_autocast)]
+    found = [
+        results(each, draw(150, gated=True, heads=1), torch.float32, implementation) for each in (plain, under_autocast)
+    ]
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
 
