@@ -260,7 +260,8 @@ def test_copies_of_a_file_are_too_few_files(tmp_path):
         Maestro(str(mine), split="random").prepare(tmp_path / "stores")
 
 
-def test_copies_of_a_file_are_in_one_split(tmp_path):
+def test_copies_of_a_file_are_in_one_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "cores", lambda: 1)  # other processes would take longer to start
     mine = own_files(tmp_path / "mine", (number % 40 for number in range(60)))
     domain = Maestro(str(mine), split="random")
     store = domain.prepare(tmp_path / "stores")

@@ -136,11 +136,11 @@ def test_training_is_deterministic_with_given_size(trained):
     assert sorted(trained.pieces[:256]) == [bytes([value]) for value in range(256)]
     assert b" the" in trained.pieces
     code = (
-        "from text_support import pages; from bearings.domains.tokenization import BPE; "
-        "print(BPE.train(pages(200), 400).digest)"
+        "import json, sys; from bearings.domains.tokenization import BPE; "
+        "print(BPE.train(json.load(sys.stdin), 400).digest)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    given = {"env": {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, "input": json.dumps(pages(200))}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **given)
     assert other.stdout.strip() == trained.digest
     with pytest.raises(ValueError, match=r"vocabulary_size=5000: .* has pairs for only 259 tokens: lower it"):
         BPE.train(["aaaa"], 5000)
