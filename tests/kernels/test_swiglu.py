@@ -47,7 +47,7 @@ def test_model_gradients_match_pytorch(monkeypatch, encoding, compiled):
     if not GPU and encoding != ("rope" if compiled else "pope"):
         pytest.skip("one encoding is enough for the interpreter")
     torch.compiler.reset()
-    sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2}
+    sizes = {"width": 64, "layers": 1, "heads": 4, "kv_heads": 2}
     tokens, targets = torch.randint(50, (2, 2, 40), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     documents = torch.arange(40, device=DEVICE).expand(2, 40) // 23
     found = []
