@@ -30,6 +30,24 @@ def tiny_study(tmp_path, monkeypatch):
     return commands
 
 
+@pytest.fixture
+def limit_once(monkeypatch):
+    """Bring the limit of 60 s forward: to the moment at which a condition holds."""
+
+    def given(reached):
+        clock, late = time.monotonic, []
+
+        def monotonic():
+            if not late and reached():
+                late.append(60.0)
+            return clock() + sum(late)
+
+        monkeypatch.setattr(running.time, "monotonic", monotonic)
+        return 60.0
+
+    return given
+
+
 SLEEP = "import time; time.sleep(60)"
 FINISH = """
 import pathlib, shutil, sys
@@ -85,7 +103,7 @@ def test_one_process_trains_runs_that_differ_only_in_their_seeds(tmp_path, study
 BEGUN = FINISH + "    (path / 'manifest.json').write_text('{}') if '-s1' in path.name else None\n" + SLEEP
 
 
-def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study, monkeypatch):
+def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study, monkeypatch, limit_once):
     made(tmp_path)
     planned, stop = study(BEGUN), running.stop
 
@@ -94,7 +112,8 @@ def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study, m
         stop(processes)
 
     monkeypatch.setattr(running, "stop", checked)
-    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    limit = limit_once(lambda: planned[0].finished)
+    assert running.execute(planned, 1, tmp_path / "logs", limit, seeds=2) == []
     assert (planned[0].kept / "nll" / "test.npz").exists()
 
 
@@ -111,18 +130,20 @@ def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends
     assert tried == [planned[0]]
 
 
-def test_a_run_with_a_follow_up_is_not_kept_while_its_process_trains_the_next(tmp_path, study):
+def test_a_run_with_a_follow_up_is_not_kept_while_its_process_trains_the_next(tmp_path, study, limit_once):
     made(tmp_path)
     planned = study(BEGUN, FOLLOW)
-    assert running.execute(planned, 1, tmp_path / "logs", limit=4.0, seeds=2) == []
+    limit = limit_once((planned[1].path / "manifest.json").exists)
+    assert running.execute(planned, 1, tmp_path / "logs", limit, seeds=2) == []
     assert (planned[0].path / "nll" / "test.npz").exists()
     assert not planned[0].finished
 
 
-@pytest.mark.parametrize(("script", "seeds", "limit"), [(FINISH, 1, 60.0), (BEGUN, 2, 4.0)])
-def test_records_have_the_commit(tmp_path, study, script, seeds, limit):
+@pytest.mark.parametrize(("script", "seeds"), [(FINISH, 1), (BEGUN, 2)])
+def test_records_have_the_commit(tmp_path, study, script, seeds, limit_once):
     made(tmp_path)
     planned = study(script)
+    limit = limit_once(lambda: planned[0].finished)
     assert running.execute(planned, 3, tmp_path / "logs", limit, commit="a commit", seeds=seeds) == []
     (session,) = json.loads((planned[0].kept / "manifest.json").read_text())["sessions"]
     assert session["code"]["commit"] == "a commit"
@@ -270,12 +291,19 @@ def save(*_):
     (pathlib.Path(sys.argv[1]).parents[3] / "saved").touch()
     sys.exit()
 signal.signal(15, save)
+print("begun", flush=True)
 time.sleep(60)
 """
 
 
-def test_a_stopped_run_has_time_to_save_a_checkpoint(tmp_path, study):
-    running.execute(study(SAVE), 1, tmp_path / "logs", limit=4.0)
+def logged(folder):
+    """The sizes of the log files."""
+    return [log.stat().st_size for log in sorted(folder.glob("*.log"))]
+
+
+def test_a_stopped_run_has_time_to_save_a_checkpoint(tmp_path, study, limit_once):
+    limit = limit_once(lambda: any(logged(tmp_path / "logs")))
+    running.execute(study(SAVE), 1, tmp_path / "logs", limit)
     assert (tmp_path / "saved").exists()
 
 
@@ -288,15 +316,15 @@ time.sleep(60)
 """
 
 
-def test_a_run_that_does_not_stop_is_killed_with_its_loader(tmp_path, study, monkeypatch):
+def test_a_run_that_does_not_stop_is_killed_with_its_loader(tmp_path, study, monkeypatch, limit_once):
     monkeypatch.setattr(running, "GRACE_S", 0.5)
-    began = time.monotonic()
-    running.execute(study(STAY), 2, tmp_path / "logs", limit=3.0)
-    assert time.monotonic() - began < 10
-    sizes = [log.stat().st_size for log in (tmp_path / "logs").iterdir()]
+    logs, began = tmp_path / "logs", time.perf_counter()
+    running.execute(study(STAY), 2, logs, limit_once(lambda: sum(map(bool, logged(logs))) == 2))  # the loaders write
+    assert time.perf_counter() - began < 10
+    sizes = logged(logs)
     time.sleep(0.5)
-    assert [log.stat().st_size for log in (tmp_path / "logs").iterdir()] == sizes
-    assert min(sizes) > 0  # the loaders had begun
+    assert logged(logs) == sizes
+    assert min(sizes) > 0
 
 
 MEET = """
