@@ -18,6 +18,7 @@ from conftest import REPOSITORY, composed
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pretrained_support import hugging_face_folder
+from report_support import undrawn  # noqa: F401
 from training_support import without_drawing
 
 from bearings.core.errors import UserError
@@ -210,15 +211,17 @@ def trained(folder: Path) -> set[str]:
 
 
 FILES = sorted({each.place.partition(":")[0] for each in COMMANDS})
+DRAWN = "README.md"  # other pages without plots, which take most of the time of reports and of small runs
 SHARED = ["encoding=rope", "seed=100"]  # no command of a page has this seed
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_commands_run(file, workspace, monkeypatch, capsys):
+def test_commands_run(file, workspace, monkeypatch, capsys, request):
     """The commands of a page in their order. DIRECTORY is the run that the page trained last, or one of rope on jsb."""
     monkeypatch.chdir(workspace)
     monkeypatch.setattr(sys, "argv", ["main.py"])
-    if file != "README.md":
+    if file != DRAWN:
+        request.getfixturevalue("undrawn")
         monkeypatch.setattr(train, "plot_losses", without_drawing)
     todo = [each for each in COMMANDS if each.place.partition(":")[0] == file and is_executed(each)]
     run = ""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import report_support
-from report_support import lengths, make_run, report_task  # noqa: F401
+from report_support import lengths, make_run, report_task, undrawn  # noqa: F401
 
 from bearings.reporting import length_plots, plots, sections
 from bearings.reporting.legible import MOST, legible, legible_lengths
@@ -13,6 +13,8 @@ from bearings.reporting.lengths import MOST_CHANGES, holding, lengths_of, length
 from bearings.reporting.reading import read_study
 from bearings.reporting.samples import FILES
 from bearings.reporting.scores import study_scores
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 OTHERS = ("pope", "path", "nope", "fox", "alibi", "t5", "kerple_log", "xpos", "p_rope")
 ENCODINGS = ("rope", *OTHERS)
