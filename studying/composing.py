@@ -27,6 +27,11 @@ class Composer:
 
     def asked(self, given: Sequence[str]) -> tuple[dict, Any]:
         """The configuration and the task that settings `given` to main.py ask for. Raises UserError as `asked`."""
+        config, choices = self.composed(given)
+        return asked(config, given, choices)
+
+    def composed(self, given: Sequence[str]) -> tuple[DictConfig, Mapping[str, str]]:
+        """What Hydra makes of settings, until the next call, and the file that it chooses for each group."""
         names = [each.partition("=")[2] for each in given if each.startswith("encoding=")]
         others = tuple(each for each in given if not each.startswith("encoding="))
         alone = len(names) == 1 and not any(key_of(each).startswith("encoding") for each in others)
@@ -34,11 +39,11 @@ class Composer:
         if block is not None and others in self._composed:
             config, choices = self._composed[others]
             config.encoding = block
-            return asked(config, given, {**choices, "encoding": names[0]})
+            return config, {**choices, "encoding": names[0]}
         config, choices = _composed(given)
         if block is not None and OmegaConf.to_container(config.encoding) == block:  # no experiment changes it
             self._composed[others] = config, choices
-        return asked(config, given, choices)
+        return config, choices
 
 
 @cache

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from faster import make_hydra_faster, make_interpreter_faster
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hypothesis import HealthCheck, settings
 from omegaconf import OmegaConf
 
@@ -32,6 +32,7 @@ from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import resolve
 from bearings.session.settings import CONFIGS
 from bearings.session.trust import trusting
+from bearings.studying.composing import Composer
 
 # Shells start background processes with SIGINT ignored, but some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,10 +49,13 @@ REPOSITORY = Path(__file__).parent.parent
 DATA = Path(os.environ.get("BEARINGS_DATA", REPOSITORY.parent / "shared" / "data"))
 
 
+COMPOSER = Composer()
+
+
 @cache
 def _composed(choices):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return resolve(compose("config", overrides=[*choices]))
+        return resolve(COMPOSER.composed(choices)[0])
 
 
 def composed(*choices):
