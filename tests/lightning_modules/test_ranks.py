@@ -2,12 +2,17 @@
 
 import csv
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +20,17 @@ import torch
 from command_support import run_command  # noqa: F401
 from conftest import REPOSITORY, with_encoding
 from hydra.core.global_hydra import GlobalHydra
+from lightning.pytorch.strategies.launchers import subprocess_script
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
+from bearings.core import stopping
 from bearings.core.errors import DivergedError, UserError
 from bearings.domains.records import Records
 from bearings.encodings.base import Encoding
 from bearings.encodings.seqpe import SeqPE
+from bearings.lightning_modules import rank_watch
 from bearings.lightning_modules.fitting import FittedModel
 from bearings.lightning_modules.ranks import whole
 from bearings.lightning_modules.trainer import TrainerSettings
@@ -47,23 +55,69 @@ def command(accelerator: str, *arguments: str) -> list[str]:
     return [*TASK, f"trainer.accelerator={accelerator}", f"data.workers={int(accelerator == 'gpu')}", *arguments]
 
 
+class Fork(get_context("fork").Process):
+    """`subprocess.Popen` of a Python script, in a fork of this process, which has imported PyTorch and Lightning."""
+
+    def __init__(self, command, *, stdout=None, stderr=None, start_new_session=False, **place):
+        super().__init__(kwargs={"command": [*map(str, command)], "output": stdout, **place})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping.SIGNALS)  # until the handlers are the default ones
+        self.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def run(self):
+        command, output, cwd, env = map(self._kwargs.get, ("command", "output", "cwd", "env"))
+        if output is not None:  # the first rank
+            os.setsid()
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        sys.stdout, sys.stderr = map(partial(open, mode="w", buffering=1, closefd=False), (1, 2))
+        os.chdir(cwd)
+        os.environ.update(env or {})
+        for number in stopping.SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping.SIGNALS)
+        stopping._begun, stopping._since = False, None
+        subprocess_script.subprocess = SimpleNamespace(Popen=Fork)
+        rank_watch.GRACE = 1.0
+        GlobalHydra.instance().clear()
+        sys.argv, status = command[1:], 1
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = end.code
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)  # without waiting for other ranks, as multiprocessing would
+
+    def poll(self):
+        return self.exitcode
+
+    returncode = property(poll)
+
+    def wait(self, timeout):
+        self.join(timeout)
+        return self.exitcode
+
+
 class Job:
     """`python main.py` in a separate process."""
 
-    def __init__(self, folder: Path, accelerator: str, *arguments: str):
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, REPOSITORY / "main.py", *command(accelerator, *arguments)],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, folder: Path, accelerator: str, *arguments: str, start: Callable = Fork):
+        self.folder, self.output = folder, folder / "output.txt"
+        start = subprocess.Popen if GPUS else start  # where CUDA is, forks cannot compute gradients
+        with open(self.output, "w") as output:
+            self.process = start(
+                [sys.executable, REPOSITORY / "main.py", *command(accelerator, *arguments)],
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def end(self) -> tuple[int, str]:
-        text, _ = self.process.communicate(timeout=120)
-        return self.process.returncode, text
+        return self.process.wait(timeout=120), self.output.read_text()
 
     def after(self, step: int) -> "Job":
         """Wait until metrics.csv has that step."""
@@ -118,7 +172,8 @@ def single(place, tmp_path_factory):
 
 
 def test_ranks_have_the_losses_and_scores_of_one(tmp_path, place, many, single):
-    status, text = Job(tmp_path, place, many, "trainer.micro_batch=1").end()
+    """Started as a person starts it; other tests save the time of the imports."""
+    status, text = Job(tmp_path, place, many, "trainer.micro_batch=1", start=subprocess.Popen).end()
     assert status == 0, text
     assert text.count("test split, scored once") == 1
     assert len(list(tmp_path.glob("runs/*/*/*"))) == 1
@@ -245,7 +300,7 @@ def test_a_run_that_loses_a_rank_resumes_sharded_and_stopped_again_on_one_device
 
 def test_a_stop_before_the_ranks_have_met_is_one_line(tmp_path, place, many):
     """The first waits for the second where no signal handler of Python's runs."""
-    job = Job(tmp_path, place, many)
+    job = Job(tmp_path, place, many, start=subprocess.Popen)  # a fork would meet the first at once
     limit = time.monotonic() + 90
     while not ranks_of(job) and job.process.poll() is None and time.monotonic() < limit:
         time.sleep(0.02)
@@ -262,19 +317,21 @@ def test_no_rank_outlives_the_first(tmp_path, place, many):
     job.process.kill()
     job.end()
     limit = time.monotonic() + 30
-    while any(map(alive, others)) and time.monotonic() < limit:
+    while any(map(command_line, others)) and time.monotonic() < limit:
         time.sleep(0.1)
-    assert not any(map(alive, others))
+    assert not any(map(command_line, others))
 
 
 def ranks_of(job: Job) -> list[int]:
     """Process ids of ranks 1, 2, ..."""
     children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if b"python" in command_line(pid)]
 
 
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cmdline").exists() and b"main.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def command_line(pid: int | str) -> bytes:
+    """Empty once the process has ended."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""
 
 
 BATCH = {"SLURM_JOB_NAME": "train", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}
