@@ -186,8 +186,7 @@ def store(letters, tmp_path_factory) -> Store:
     return letters.prepare(tmp_path_factory.mktemp("stores"))
 
 
-@pytest.fixture
-def losses(monkeypatch):
+def recorded_losses(monkeypatch):
     """All training losses by step, unrounded."""
     seen = {}
     inner = LanguageModel.training_step
@@ -199,6 +198,9 @@ def losses(monkeypatch):
 
     monkeypatch.setattr(LanguageModel, "training_step", step)
     return seen
+
+
+losses = pytest.fixture(recorded_losses, name="losses")
 
 
 @pytest.fixture(scope="module")

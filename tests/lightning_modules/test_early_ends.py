@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import training_support
+from conftest import recorded_losses
 from torch.utils.data import dataloader
 from training_support import STEPS, configured, go, interrupt_after, weights
 
@@ -26,6 +27,25 @@ from bearings.lightning_modules.evaluation import Evaluation
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.lightning_modules.metrics_csv import MetricsCSV
 from bearings.session.run_directory import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        seen = recorded_losses(patch)
+        return go(configured(tmp_path_factory.mktemp("whole")))[0], seen
+
+
+@pytest.fixture
+def whole(uninterrupted):
+    """A run that was not interrupted."""
+    return uninterrupted[0]
+
+
+@pytest.fixture
+def expected(uninterrupted):
+    """Its losses."""
+    return uninterrupted[1]
 
 
 @pytest.mark.parametrize(("encoding", "stops"), [("pope", (0, 7)), ("path", (6, 22))])
@@ -78,7 +98,9 @@ def test_sigterm_keeps_the_step_too(tmp_path, monkeypatch):
         go(configured(tmp_path))
 
 
-def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(tmp_path, monkeypatch, losses):
+def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(
+    tmp_path, monkeypatch, losses, expected
+):
     """As from SLURM and `timeout`, which signals the process and then its group."""
 
     def killed(number, pid, *, inner=os.kill):
@@ -90,9 +112,6 @@ def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(
         inner(number, pid)
         inner(number, pid)
 
-    go(configured(tmp_path / "whole"))
-    expected = dict(losses)
-    losses.clear()
     for number in (signal.SIGINT, signal.SIGTERM):
         with monkeypatch.context() as patch:
             interrupt_after(patch, 5 if number == signal.SIGINT else 12, number)
@@ -104,13 +123,10 @@ def test_a_signal_to_the_whole_process_group_spares_the_workers_and_comes_twice(
     assert losses == expected
 
 
-def test_a_killed_loader_process_is_reported_and_the_run_resumes(tmp_path, monkeypatch, losses):
+def test_a_killed_loader_process_is_reported_and_the_run_resumes(tmp_path, monkeypatch, losses, expected):
     def killed(pid, number, *, inner=os.kill):
         inner(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
-    go(configured(tmp_path / "whole"))
-    expected = dict(losses)
-    losses.clear()
     with monkeypatch.context() as patch:
         interrupt_after(patch, 14)
         patch.setattr(training_support.os, "kill", killed)
@@ -130,8 +146,7 @@ def test_a_loader_process_killed_while_it_sends_is_reported(tmp_path, monkeypatc
         go(configured(tmp_path))
 
 
-def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, losses):
-    whole, _ = go(configured(tmp_path / "whole"))
+def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_path, monkeypatch, whole):
     inner, scored = Evaluation.score, []
 
     def score(self, model, store, split, *rest, **options):
@@ -154,9 +169,8 @@ def test_a_stop_during_validation_is_heeded_and_the_validation_made_up_for(tmp_p
 
 
 @pytest.mark.parametrize("written", [False, True])
-def test_a_run_killed_while_it_logs_a_validation_has_its_row_once(tmp_path, monkeypatch, written):
+def test_a_run_killed_while_it_logs_a_validation_has_its_row_once(tmp_path, monkeypatch, written, whole):
     """The row is in metrics.csv only if the process was killed after writing it."""
-    whole, _ = go(configured(tmp_path / "whole"))
     inner = MetricsCSV.log_metrics
 
     def killed(self, metrics, step=None):
@@ -176,9 +190,8 @@ def test_a_run_killed_while_it_logs_a_validation_has_its_row_once(tmp_path, monk
     assert rows[0] == rows[1]
 
 
-def test_a_validation_that_is_repeated_from_an_earlier_checkpoint_has_its_row_once(tmp_path, monkeypatch):
+def test_a_validation_that_is_repeated_from_an_earlier_checkpoint_has_its_row_once(tmp_path, monkeypatch, whole):
     """`previous.ckpt` is from before the validation of the same step."""
-    whole, _ = go(configured(tmp_path / "whole"))
     with monkeypatch.context() as patch:
         patch.setattr(Validation, "_stop_if_asked", stop_at(16))
         with pytest.raises(InterruptedRunError):
@@ -333,10 +346,7 @@ def test_dropped_positions_restart_the_schedule_and_survive_resumption(tmp_path,
         assert torch.equal(tensor, weights(cut, "last")[key]), key
 
 
-def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkeypatch, losses):
-    go(configured(tmp_path / "whole"))
-    expected = dict(losses)
-    losses.clear()
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(tmp_path, monkeypatch, losses, expected):
     with monkeypatch.context() as patch:
         interrupt_after(patch, 13)
         with pytest.raises(InterruptedRunError):
