@@ -47,6 +47,7 @@ TASK = [
     *("domain=flip_flop", "domain.length=32", "domain.train=50", "domain.valid=20", "domain.test=21"),
     *("domain.sparse=23", "domain.dense=20", "experiment=debug", "data.batch_size=4", "seed=1"),
     *("trainer.precision=32-true", f"trainer.steps={STEPS}", "trainer.validate_every=30", "trainer.log_every=1"),
+    "evaluation.tokens_per_batch=100",  # of three rows, in turn on each rank
     "task.samples=0",
 ]
 
