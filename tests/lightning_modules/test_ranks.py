@@ -1,7 +1,9 @@
 """Several processes: the losses and scores of one, one run directory, and a way on from any number of them."""
 
 import csv
+import math
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -191,6 +193,9 @@ def test_ranks_that_share_rows_have_the_losses_and_scores_of_one(tmp_path, place
     status, text = job.end()
     assert status == 0, text
     same_figures(tmp_path / "many", tmp_path, steps=20)
+    # Each rank counts the targets of its part of the rows, all of which are answers.
+    loss, bits = map(float, re.search(r"step 20/20  loss ([\d.]+)  ([\d.]+) bits/answer", text).groups())
+    assert bits == pytest.approx(loss / math.log(2), abs=2e-3)
     (made,) = (tmp_path / "many" / "runs").glob("*/*/*")
     status, _, error = run("task=evaluate", f"run={made}", "stores=many/data")
     assert status == 0, error
