@@ -18,7 +18,7 @@ from bearings.reporting.lines import expanded
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
-from bearings.studying import catalogue, composing, jobs, keeping, planning, running
+from bearings.studying import catalogue, jobs, keeping, planning, running
 
 
 def test_a_line_that_cannot_be_run_is_named(tmp_path):
@@ -47,20 +47,6 @@ def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     assert train == ["-m", "experiment=debug", "encoding=nope", CPU, f"runs={tmp_path / 'trained'}", "seed=0,1"]
     files = ["domain=jsb", "encoding=nope", "model=small"]
     assert sorted(follow) == sorted(["-m", *then[0].split(), f"run={groups[1][0].path},{groups[1][1].path}", *files])
-
-
-@pytest.mark.parametrize(("then", "again"), [("task=extrapolate", 1), ("task=evaluate data.workers=1", 3)])
-def test_runs_of_all_encodings_are_composed_once_and_lines_of_then_are_checked_again_only_if_they_depend_on_the_run(
-    tmp_path, monkeypatch, then, again
-):
-    runs = ["experiment=debug seed=0,1 encoding=rope,nope,fox"]
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": runs, "then": [then]}))
-    calls = []
-    for name in ("compose", "asked"):
-        inner = getattr(composing, name)
-        monkeypatch.setattr(composing, name, lambda *a, n=name, f=inner, **k: calls.append(n) or f(*a, **k))
-    assert len(planning.plan(tmp_path, tmp_path / "trained", [CPU])) == 6
-    assert (calls.count("compose"), calls.count("asked")) == (2, 3 + again)
 
 
 @pytest.mark.parametrize("folder", ["größe", "a (1)", "a,b", "a=b", "it's", "a#b", "a b"])
