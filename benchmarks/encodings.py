@@ -24,7 +24,7 @@ from ..encodings.contract.context import Context
 from ..encodings.families.carrying import CarryingEncoding
 from ..session.configuration import build
 from ..session.overrides import choices_of
-from ..session.settings import CONFIGS
+from ..session.settings import file_of
 from .attention_contenders import TOKENS
 from .sweep import aligned, allow_recompiling, print_failure, sweep, sweep_arguments
 from .timing import graphed, peak, time_alternating
@@ -40,7 +40,7 @@ class Layer:
 
     def __init__(self, name: str, length: int, head_dim: int):
         torch.manual_seed(0)
-        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
+        block: Any = OmegaConf.to_container(file_of("encoding", name), resolve=True)
         sizes = {"width": WIDTH, "heads": HEADS, "kv_heads": HEADS, "head_dim": head_dim}
         found = build(block, "encoding", **sizes)
         if found.longest is not None:

@@ -18,7 +18,7 @@ from ..encodings.families.inputs import InputEncoding
 from ..encodings.pattern import PATTERNS, LayerPattern
 from ..session.configuration import build
 from ..session.overrides import choices_of
-from ..session.settings import CONFIGS, declared, target_of
+from ..session.settings import declared, file_of, target_of
 
 SIZE: dict[str, Any] = {"width": 512, "heads": 8, "kv_heads": 8, "head_dim": 64}
 SIZE_TEXT = f"{SIZE['heads']} heads of {SIZE['head_dim']} channels and width {SIZE['width']}"
@@ -118,7 +118,7 @@ def documented() -> dict[str, Documented]:
     """
     found = []
     for name in choices_of("encoding"):
-        block: Any = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"), resolve=True)
+        block: Any = OmegaConf.to_container(file_of("encoding", name), resolve=True)
         module, _, kind_name = block["_target_"].rpartition(".")
         kind = getattr(importlib.import_module(module), kind_name)
         about = PATTERNS.get(name) if kind is LayerPattern else vars(kind).get("about")

@@ -30,7 +30,7 @@ from bearings.domains.store import SPLITS, Store
 from bearings.kernels.attention import dispatch
 from bearings.lightning_modules.language_model import LanguageModel
 from bearings.session.configuration import resolve
-from bearings.session.settings import CONFIGS
+from bearings.session.settings import CONFIGS, file_of
 from bearings.session.trust import trusting
 from bearings.studying.composing import Composer
 
@@ -63,14 +63,11 @@ def composed(*choices):
     return deepcopy(_composed(choices))
 
 
-@cache
-def _file_of(name):
-    return {"encoding": OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml")}
-
-
 def with_encoding(config, name, **options):
     """A configuration with another encoding, as `encoding=NAME` would give it, without the time that Hydra takes."""
-    given = OmegaConf.to_container(OmegaConf.create({"data": config["data"], **_file_of(name)}), resolve=True)
+    given = OmegaConf.to_container(
+        OmegaConf.create({"data": config["data"], "encoding": file_of("encoding", name)}), resolve=True
+    )
     return deepcopy(config) | {"encoding": {**given["encoding"], **options}}
 
 

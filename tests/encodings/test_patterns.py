@@ -20,13 +20,13 @@ from bearings.lightning_modules.transformer import Transformer
 from bearings.session.banner import pattern_text, rotation_text
 from bearings.session.configuration import build
 from bearings.session.overrides import choices_of
-from bearings.session.settings import CONFIGS
+from bearings.session.settings import file_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def block_of(name):
-    return OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{name}.yaml"))
+    return OmegaConf.to_container(file_of("encoding", name))
 
 
 def test_every_pattern_is_described():

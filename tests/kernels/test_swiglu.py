@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from encodings_support import one_thread  # noqa: F401
 from fused_support import DEVICE, GPU, poisoned_memory  # noqa: F401
-from omegaconf import OmegaConf
 
 from bearings.kernels.layers.swiglu import silu_product, silu_product_op
 from bearings.lightning_modules import blocks
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.configuration import build
-from bearings.session.settings import CONFIGS
+from bearings.session.settings import file_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned_memory")
 
@@ -52,7 +51,7 @@ def test_model_gradients_match_pytorch(monkeypatch, encoding, compiled):
     documents = torch.arange(40, device=DEVICE).expand(2, 40) // 23
     found = []
     for implementation in ("torch", "triton"):
-        block = {**OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"), "implementation": implementation}
+        block = {**file_of("encoding", encoding), "implementation": implementation}
         model = Transformer(50, partial(build, block, "encoding"), **sizes).to(DEVICE).train(implementation == "triton")
         if implementation == "triton":
             monkeypatch.setattr(blocks, "silu_product", silu_product_op)

@@ -26,7 +26,7 @@ from bearings.lightning_modules.exchange import Exchange
 from bearings.lightning_modules.transformer import Transformer
 from bearings.session.configuration import build
 from bearings.session.overrides import choices_of
-from bearings.session.settings import CONFIGS
+from bearings.session.settings import file_of
 
 SIZE = 2
 NAMES = [
@@ -40,7 +40,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 def model_of(name, **options):
     encoding, _, option = name.partition(" encoding.")
-    block = OmegaConf.to_container(OmegaConf.load(CONFIGS / "encoding" / f"{encoding}.yaml"), resolve=True)
+    block = OmegaConf.to_container(file_of("encoding", encoding), resolve=True)
     if option:
         key, value = option.split("=")
         block[key] = int(value)

@@ -19,7 +19,7 @@ from bearings.session.overrides import as_setting, as_typed, choices_of
 from bearings.session.run_config import written
 from bearings.session.run_directory import RunDirectory, leaves
 from bearings.session.session import Session
-from bearings.session.settings import CONFIGS
+from bearings.session.settings import CONFIGS, file_of
 
 settings = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 
@@ -60,7 +60,7 @@ def asked_by(*overrides):
 
 
 def sets_of(experiment):
-    return OmegaConf.to_container(OmegaConf.load(CONFIGS / "experiment" / f"{experiment}.yaml"))
+    return OmegaConf.to_container(file_of("experiment", experiment))
 
 
 def compositions():
