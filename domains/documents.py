@@ -246,7 +246,7 @@ def _text(name: str, path: Path, cut: str) -> Iterator[Document]:
             advice = "set domain.documents to line, paragraph or article, or split the file"
             raise UserError(f"{path} line {number}: a document of more than {LIMIT:,} bytes: {advice}")
         previous, blank, at = line, blank and not line.strip(), end
-    if block:
+    if size:
         yield document()
 
 

@@ -1,5 +1,6 @@
 """Documents from all file formats: document boundaries, and errors with file and position."""
 
+import codecs
 import gzip
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text_to_score(tmp_path):
 
 BAD = {
     "empty.txt": (b"", r"empty.txt is empty"),
+    "mark.txt": (codecs.BOM_UTF8, r"mark.txt is empty"),
     "empty.txt.gz": (gzip.compress(b""), r"empty.txt.gz is empty"),
     "nothing.jsonl": (b"\n \n", r"nothing.jsonl has no rows"),
     "cut.txt.gz": (gzip.compress(b"line\n" * 5000)[:-9], r"cut.txt.gz cannot be read after line \d+ \("),
