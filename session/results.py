@@ -37,14 +37,14 @@ def results_table(title: str, rows: Mapping[str, Records], accuracy: bool = Fals
     groups = dict.fromkeys(group for records in rows.values() for group in records.group_nats_per_token)
     groups = groups if len(groups) > 1 else {}
     table = Table(title=title, title_justify="left", min_width=len(title))
-    table.add_column("model")
+    table.add_column("model", overflow="fold")
     for name in (
         *(["accuracy"] if accuracy else []),
         "nats/token",
         *(f"bits/{unit_label(domain, unit)}" for unit in units),
-        *(f"nats/token, {group}" for group in groups),
+        *(f"nats/token,\n{group}" for group in groups),
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name, records in sorted(rows.items(), key=lambda row: row[1].nats_per_token):
         bits, nats = records.bits_per_unit, records.group_nats_per_token
         share = ["" if records.accuracy is None else f"{100 * records.accuracy:.2f} %"] if accuracy else []

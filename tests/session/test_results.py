@@ -26,8 +26,8 @@ def test_a_table_shows_groups_and_accuracy_only_where_there_are_any(tmp_path, st
         "accuracy",
         "nats/token",
         "bits/letter",
-        "nats/token, vowel",
-        "nats/token, consonant",
+        "nats/token,\nvowel",
+        "nats/token,\nconsonant",
     ]
     columns = [column.header for column in results_table("t", {"a": score(Bigram(), store, "test")}).columns]
     assert columns == ["model", "nats/token", "bits/letter"]
