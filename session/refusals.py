@@ -44,7 +44,7 @@ def refuse_missing_axes(transformer: Transformer) -> None:
 
 
 def refuse_later_tokens(transformer: Transformer, length: int) -> None:
-    """Raise UserError if the outputs of an untrained `transformer` depend on later tokens.
+    """Raise UserError if the outputs of an untrained `transformer` depend on later tokens or on the number of them.
 
     Its losses would then be meaningless. The parameters are changed, because initial values can hide it.
 
@@ -61,14 +61,18 @@ def refuse_later_tokens(transformer: Transformer, length: int) -> None:
             parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.1)
         tokens = torch.randint(2, [1, length], generator=draw)
         outputs = transformer.hidden(tokens)
-        for place in (length // 3, length - 1):
-            changed = torch.cat([tokens[:, :place], 1 - tokens[:, place:]], 1)
-            difference = (transformer.hidden(changed) - outputs)[0, :place].abs().amax(-1)
-            if len(dependent := (difference > 1e-4 * outputs.abs().max()).nonzero()):
-                raise UserError(
-                    f"encoding {kinds}: the output at token {int(dependent[0])} depends on tokens from {place} on, so "
-                    "losses would be meaningless: use only earlier tokens"
-                )
+        for place in filter(None, (length // 3, length - 1)):
+            earlier, later = tokens[:, :place], tokens[:, place:]
+            for what, row in (
+                (f"tokens from {place} on", torch.cat([earlier, 1 - later], 1)),
+                ("the number of later tokens", earlier),
+            ):
+                difference = (transformer.hidden(row)[:, :place] - outputs[:, :place])[0].abs().amax(-1)
+                if len(dependent := (difference > 1e-4 * outputs.abs().max()).nonzero()):
+                    raise UserError(
+                        f"encoding {kinds}: the output at token {int(dependent[0])} depends on {what}, so losses would "
+                        "be meaningless: use only earlier tokens"
+                    )
 
 
 def refuse_runs_among_data(config: Mapping, searched: Sequence[Path]) -> None:

@@ -178,13 +178,15 @@ def test_a_class_of_another_package_brings_its_own_options(run):
 
 
 @pytest.mark.parametrize(
-    ("values", "first"),
+    ("values", "first", "what"),
     [
-        ("v.roll(-1, 1)", 30),  # the next token, in each of two layers
-        ("v + (v - v.mean(1, True)) * self.gate", 0),  # all tokens, through a gate that starts at zero
+        ("v.roll(-1, 1)", 30, "tokens from 32 on"),  # the next token, in each of two layers
+        # all tokens, through a gate that starts at zero
+        ("v + (v - v.mean(1, True)) * self.gate", 0, "tokens from 32 on"),
+        ("v * v.shape[1]", 0, "the number of later tokens"),
     ],
 )
-def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_path, monkeypatch, values, first):
+def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_path, monkeypatch, values, first, what):
     monkeypatch.delitem(sys.modules, "leaking", raising=False)
     (tmp_path / "modules" / "leaking.py").write_text(
         "import torch\n"
@@ -199,7 +201,7 @@ def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_p
     given = ("encoding._target_=leaking.Leaking", "trust=leaking", "experiment=debug", "data.length=96")
     for task in ("check", "train"):
         status, _, err = run(*given, f"task={task}")
-        line = f"encoding Leaking: the output at token {first} depends on tokens from 32 on, so losses would be"
+        line = f"encoding Leaking: the output at token {first} depends on {what}, so losses would be"
         assert (status, err) == (2, f"error: {line} meaningless: use only earlier tokens\n")
 
 
