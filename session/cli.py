@@ -47,6 +47,8 @@ def run(config: DictConfig) -> None:
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         given.overrides = None if sweep else overrides
+        sources = {each.provider: each.path for each in hydra_config.runtime.config_sources}
+        given.own_files = sources.get("command-line")
         stopping.begin(task.resumes)
         task(given)
 

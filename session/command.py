@@ -22,8 +22,10 @@ class Command:
         config: the resolved configuration.
         console: where the task prints.
         overrides: the settings of the command line; None in a sweep and when called from Python.
+        own_files: the folder of --config-dir; None without one.
     """
 
     config: Mapping
     console: Console = field(default_factory=console_of_rank)
     overrides: Sequence[str] | None = None
+    own_files: str | None = None

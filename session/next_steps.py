@@ -37,16 +37,17 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
 
 def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[str]]:
     """The same command with another encoding, or with another seed once every encoding has such a run."""
-    names = session.config["names"]
+    names, own = session.config["names"], session.own_files
+    flags = [] if own is None else [f"--config-dir={_from_here(own)}"]
     runs = Path(session.config["runs"]) / names["domain"]
     others = [name for name in dict.fromkeys((*PREFERRED, *choices_of("encoding"))) if name != names["encoding"]]
     if new := next((name for name in others if not _has_run(runs / name, session.config)), None):
         shared = [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN]
         if "task=convert" in overrides and new != "rope":  # the pretrained model has RoPE already
             shared.append("task=convert")
-        return {"train another encoding with the same settings": [f"encoding={new}", *shared]}
+        return {"train another encoding with the same settings": [*flags, f"encoding={new}", *shared]}
     seed, kept = session.config["seed"] + 1, [each for each in overrides if key_of(each) not in ("seed", "run")]
-    return {"train with another seed": [*kept, f"seed={seed}"]}
+    return {"train with another seed": [*flags, *kept, f"seed={seed}"]}
 
 
 def _has_run(folder: Path, config: Mapping) -> bool:

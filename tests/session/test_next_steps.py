@@ -12,13 +12,14 @@ from bearings.session.run_directory import RunDirectory
 SEED = 3  # of the run after which commands are suggested
 
 
-def commands(folder, overrides, run=None, finished=()):
+def commands(folder, overrides, run=None, finished=(), own_files=None):
     """The suggested commands after a run of PoPE with `overrides`, in a folder with the `finished` runs."""
     for given in finished:
         make_run(folder, *given)
     own = RunDirectory.open(make_run(folder / "own", "pope", SEED, *overrides))
     config = {**own.config, "runs": str(folder), "run": run}
-    session = SimpleNamespace(config=config, overrides=overrides, domain=SimpleNamespace(solved=None))
+    domain = SimpleNamespace(solved=None)
+    session = SimpleNamespace(config=config, overrides=overrides, domain=domain, own_files=own_files)
     return [*next_steps(session, SimpleNamespace(path=run or "runs/jsb/pope/small")).values()]
 
 
@@ -28,6 +29,13 @@ def test_another_encoding_gets_the_same_settings(tmp_path):
     assert other == ["encoding=rope", "runs=there", "stores=here", "model.layers=2"]
     assert report == ["task=report", "runs=there"]
     assert samples == ["task=generate", "run=runs/jsb/pope/small", "task.sampling_seed=1", "stores=here"]
+
+
+def test_the_folder_of_own_files_is_given_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other, report, _ = commands(tmp_path, ["experiment=debug"], own_files=str(tmp_path / "my files"))
+    assert other == ["--config-dir=my files", "encoding=rope", "experiment=debug"]
+    assert report == ["task=report"]
 
 
 def test_a_run_with_a_place_of_its_own_is_named_in_the_report(tmp_path):
@@ -78,6 +86,7 @@ def test_the_control_of_a_conversion_is_trained_as_it_is(tmp_path):
         config={**RunDirectory.open(make_run(tmp_path / "own", "path", SEED)).config, "runs": str(tmp_path)},
         overrides=["task=convert", "encoding=path", "model.pretrained=m.bin"],
         domain=SimpleNamespace(solved=None),
+        own_files=None,
     )
     other, _, _ = next_steps(session, SimpleNamespace(path="there")).values()
     assert other == ["encoding=rope", "model.pretrained=m.bin"]
