@@ -106,11 +106,25 @@ def claims_table(study: Study, claims: Sequence[Claim]) -> Table | None:
             "Solved: by the seeds of the first and of the second model. Shown: the first solves the task more often, "
             "with p < 0.05 by Boschloo's exact test, not adjusted for the number of claims. Refuted: the second does."
         )
+    notes += _absent(study, claims)
     notes.append(
         "No scores: the models have none with the same seed, split or context. Verdicts are about models of this size, "
         "data and training only. The study's list says if claims were added to it after the runs."
     )
     return Table("claims", "Claims", columns, rows, notes)
+
+
+def _absent(study: Study, claims: Sequence[Claim]) -> list[str]:
+    """A note for each model of `claims` that has no run: tables may name its options, too."""
+    labels = dict.fromkeys(each.label for comparison in study.comparisons for each in comparison.contestants)
+    claimed = dict.fromkeys(name for each in claims for name in (each.model, each.than) if name is not None)
+    notes = []
+    for name in claimed:
+        if name not in labels:
+            same = [label for label in labels if label.partition(",")[0] == name.partition(",")[0]]
+            instead = f": in claims, write {' or '.join(map(repr, same))}" if same else ""
+            notes.append(f"No run is of a model named {name!r}{instead}.")
+    return notes
 
 
 def claim_verdicts(table: Table) -> dict[str, list[str]]:

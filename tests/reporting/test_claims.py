@@ -188,6 +188,20 @@ def test_the_page_of_a_study_lists_its_claims(folder):
     assert "\n- RoPE holds: refuted (+51.00 %, +48.52 to +53.48)\n" in page
 
 
+def test_a_model_that_no_table_names_is_named_in_the_notes(tmp_path):
+    for seed in range(3):
+        for base in (500, 1000):
+            make_run(tmp_path / "runs", "rope", seed, f"encoding.base={base}")
+    claims = [Claim("a", "rope", than="rope, base=500.0", split="test"), Claim("b", "pope", than="path", split="test")]
+    table = claims_table(read_study([tmp_path]), claims)
+    assert table is not None
+    assert [note for note in table.notes if note.startswith("No run")] == [
+        "No run is of a model named 'rope': in claims, write 'rope, base=1000.0' or 'rope, base=500.0'.",
+        "No run is of a model named 'pope'.",
+        "No run is of a model named 'path'.",
+    ]
+
+
 def test_many_claims_are_counted():
     table = Table("claims", "Claims", {}, [{"verdict": "shown"}, *[{"verdict": "refuted"}] * MOST_LISTED], [])
     few = [{"claim": str(number), "verdict": "shown"} for number in range(MOST_LISTED)]
