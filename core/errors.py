@@ -36,7 +36,15 @@ class HeldError(UserError):
 
 
 class DivergedError(UserError):
-    """A loss, gradient or score is not finite."""
+    """A loss, gradient or score is not finite.
+
+    Attributes:
+        step: the step at which training diverged; None if the updates of training are not the cause.
+    """
+
+    def __init__(self, message: str, step: int | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

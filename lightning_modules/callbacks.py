@@ -171,7 +171,8 @@ class Validation(Callback):
             raise DivergedError(
                 f"the loss or gradient was not finite at step {int(step)} (gradient norm {norm:.3g}, learning rate "
                 f"{module.learning_rate_at(int(step)):.3g}): lower optimizer.learning_rate or optimizer.clip, or raise "
-                f"optimizer.warmup_steps{'; the last good checkpoint is kept' * (self.folder / 'last.ckpt').exists()}"
+                f"optimizer.warmup_steps{'; the last good checkpoint is kept' * (self.folder / 'last.ckpt').exists()}",
+                int(step),
             )
 
     def _on_signal(self, number: int, frame) -> None:

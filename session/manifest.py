@@ -70,6 +70,7 @@ def _check(manifest: Any) -> None:
     flops = model.get("flops_per_token", 0.0)
     need(isinstance(flops, float | int) and 0 <= flops < 1e18, "model.flops_per_token")
     need(is_count(manifest.get("peak_memory_bytes", 0)), "peak_memory_bytes")
+    need(is_count(manifest.get("diverged") or 0), "diverged")
     legends_of(manifest)
 
 

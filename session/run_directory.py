@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..core.checked_files import digest_of, why
-from ..core.errors import LONGEST_LINE, HeldError, InterruptedRunError, UserError, one_line
+from ..core.errors import LONGEST_LINE, DivergedError, HeldError, InterruptedRunError, UserError, one_line
 from ..core.packed_paths import AnyPath, PackedPath
 from ..core.plain_yaml import as_yaml
 from ..core.whole_files import write_text
@@ -276,14 +276,18 @@ class RunDirectory:
 
     @contextmanager
     def failure_recorded(self) -> Iterator[None]:
-        """If an error ends the run, record it in the manifest as `failed`. A requested stop is not an error."""
+        """If an error ends the run, record it in the manifest as `failed`. A requested stop is not an error.
+
+        If training diverged, which a study counts as a result, `diverged` is the step.
+        """
         try:
             yield
         except InterruptedRunError:
             raise
         except Exception as error:
+            step = error.step if isinstance(error, DivergedError) else None
             with suppress(OSError, UserError):  # the error may be a full disk, or a deleted manifest
-                self.write_manifest(failed=one_line(error, LONGEST_LINE))
+                self.write_manifest(failed=one_line(error, LONGEST_LINE), diverged=step)
             raise
 
     def check_data(self, store_manifest: Mapping) -> None:
@@ -347,7 +351,7 @@ class RunDirectory:
         """Record the configuration, the data, the model and the new training session."""
         sessions = [*self.manifest.get("sessions", []), dict(session)]
         facts = {"config": written(self.config), "store": dict(store_manifest), "model": dict(model)}
-        self.write_manifest(**facts, sessions=sessions, failed=None, files={})
+        self.write_manifest(**facts, sessions=sessions, failed=None, diverged=None, files={})
 
     def note_start(self, step: int) -> None:
         """Record that the last session trains from `step` on, and drop sessions whose steps are all repeated."""

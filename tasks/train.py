@@ -92,8 +92,8 @@ class Train(Task):
             if validations(read_curve(run.path / "metrics.csv")):
                 raise UserError(f"{run.best} was lost: delete {run.path} and train the run again")
             raise DivergedError(
-                f"{run.path}: no validation score was finite, so there is no checkpoint to test: lower "
-                "optimizer.learning_rate"
+                "no validation score was finite, so there is no checkpoint to test: lower optimizer.learning_rate",
+                session.settings.steps,
             )
         transformer = session.load(run.best, store.manifest["vocabulary"])
         scored = []

@@ -52,8 +52,9 @@ class Tune(Task):
     """Train at each point of a grid and print which is best on validation; the test split is not used.
 
     A sweep gives every encoding the same grid: `python main.py -m task=tune encoding=rope,pope`. Finished runs are
-    reused, and stopped runs are resumed. A point at which training diverges scores infinity. The results are added to
-    `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and the best is chosen among all points with the same seeds.
+    reused, and stopped runs are resumed. A point at which training diverges scores infinity, and is not trained again.
+    The results are added to `<out>/<domain>/<encoding>/<model>-<hash>.csv`, and the best is chosen among all points
+    with the same seeds.
 
     Args:
         options: fields of `TuneOptions`.
@@ -165,12 +166,15 @@ class Tune(Task):
         """Nats per token of the best checkpoint on the validation split; infinity if training diverged."""
         text = " ".join(f"{key}={value}" for key, value in _texts(point).items())
         here = self._session(session, point, seed)
+        run = RunDirectory.of(here.config)
         try:
+            if (step := run.manifest.get("diverged")) is not None:
+                raise DivergedError(f"training diverged at step {step:,}: to train it again, delete {run.path}")
             Search(text)(here)
         except DivergedError as error:
             session.console.print(f"{text}: {error}")
             return float("inf")
-        return Records.load(RunDirectory.of(here.config).records("valid")).nats_per_token
+        return Records.load(run.records("valid")).nats_per_token
 
 
 def _as_declared(config: Mapping, key: str, values: Sequence[Any]) -> list[Any]:

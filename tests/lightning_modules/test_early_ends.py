@@ -313,16 +313,26 @@ def test_nan_stops_with_its_step_and_keeps_the_last_good_checkpoint(tmp_path, mo
     assert torch.load(run.last, weights_only=True)["global_step"] == 10
     assert all(torch.isfinite(tensor).all() for tensor in weights(run, "last").values())
     assert run.manifest["failed"].startswith("the loss or gradient was not finite at step 11")
+    assert run.manifest["diverged"] == 11
     monkeypatch.setattr(LanguageModel, "nats", inner)
     go(plain)
-    assert (run.manifest["failed"], run.manifest["finished"]) == (None, True)
+    assert [run.manifest[key] for key in ("failed", "diverged", "finished")] == [None, None, True]
 
 
 def test_nan_before_the_first_update_is_not_blamed_on_the_learning_rate(tmp_path, monkeypatch):
     inner = LanguageModel.nats
     monkeypatch.setattr(LanguageModel, "nats", lambda self, batch: inner(self, batch) * float("nan"))
     with pytest.raises(UserError, match=r"not finite at step 0, before the first update .*: try trainer\.precision"):
-        go(configured(tmp_path))
+        go(plain := configured(tmp_path))
+    assert RunDirectory.of(plain).manifest["diverged"] is None  # so that a study trains it again
+
+
+def test_a_run_without_a_finite_score_on_validation_has_diverged(tmp_path, monkeypatch):
+    monkeypatch.setattr(Validation, "_validate", lambda *given: None)
+    plain = configured(tmp_path, "trainer.steps=6")
+    with pytest.raises(UserError, match=r"^no validation score was finite, so there is no checkpoint to test: lower"):
+        go(plain)
+    assert RunDirectory.of(plain).manifest["diverged"] == 6
 
 
 def test_dropped_positions_restart_the_schedule_and_survive_resumption(tmp_path, monkeypatch, losses):

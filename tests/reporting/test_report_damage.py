@@ -218,6 +218,7 @@ def test_a_baseline_of_other_tokens_is_listed(run):
         ("sessions", [{"device": "a", "ranks": "2"}]),
         ("sessions", [{"device": "a", "from_step": -1}]),
         ("peak_memory_bytes", "many"),
+        ("diverged", "12"),
         ("files", ["metrics.csv"]),
         ("config", None),
         ("portraits", ["delta"]),

@@ -238,11 +238,12 @@ def test_a_grid_that_is_none_is_refused():
 
 
 def test_a_rate_that_diverges_is_reported_and_not_chosen(tune, monkeypatch):
-    inner, worst = LanguageModel.nats, {1e-2}
+    inner, worst, begun = LanguageModel.nats, {1e-2}, []
 
     def nats(self, batch):
         loss = inner(self, batch)
-        return loss * float("nan") if self.options.learning_rate in worst else loss
+        begun.extend([self.options.learning_rate] * (self.global_step == 0))
+        return loss * float("nan") if self.options.learning_rate in worst and self.global_step else loss
 
     monkeypatch.setattr(LanguageModel, "nats", nats)
     rows, printed = tune(rates=[1e-3, 3e-3, 1e-2])
@@ -250,6 +251,11 @@ def test_a_rate_that_diverges_is_reported_and_not_chosen(tune, monkeypatch):
     assert [row["chosen"] for row in rows] == ["False", "True", "False"]
     assert "diverged" in printed
     assert "edge of the grid" not in printed
+    assert begun == [1e-3, 3e-3, 1e-2]
+    again, printed = tune(rates=[1e-3, 1e-2])
+    assert begun == [1e-3, 3e-3, 1e-2]
+    assert again == rows
+    assert "optimizer.learning_rate=0.01: training diverged at step 1: to train it again, delete " in printed
     worst |= {1e-4, 2e-4}
     with pytest.raises(
         UserError, match=r"task\.rates: training diverged at all rates, down to 0\.0001: give lower rates"
