@@ -1,4 +1,4 @@
-"""A finished run, as reports read it."""
+"""A run as reports read it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A finished run, or one whose training diverged, which has no records.
 
     Attributes:
         facts: everything that determines the results, by dotted key: configuration, data and units. Null values are
@@ -92,6 +92,11 @@ class Run:
     @property
     def config(self) -> Mapping:
         return self.directory.config
+
+    @property
+    def diverged(self) -> int | None:
+        """The step at which its training diverged; None if it finished."""
+        return None if self.manifest.get("finished") else self.manifest.get("diverged")
 
     @property
     def seed(self) -> int:

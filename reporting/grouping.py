@@ -16,17 +16,18 @@ from .finished import MLP, RATE, Run
 from .naming import file_name, short, without_digests
 from .study import Comparison, Trouble, differing, unusual
 
+Models = dict[str, dict[int, Run]]  # runs by model, from `_keys`, and seed
 DOCUMENTS = ("documents", "clusters", "tokens", "units")  # fields of records that all runs of a comparison share
 
 
-def compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
-    """The comparisons of `runs`, and the runs that fit into none."""
+def compare(runs: Sequence[Run], diverged: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
+    """The comparisons of finished `runs`, and the runs that fit into none. Comparisons name the `diverged` ones."""
     troubles: list[Trouble] = []
-    groups: dict[str, dict[str, dict[int, Run]]] = {}
+    groups: dict[str, Models] = {}
     for run in runs:
-        shared, own = _divided(run)
-        group = groups.setdefault(_key([run.config["names"]["domain"], shared]), {})
-        seeds = group.setdefault(_key([run.encoding, own]), {})
+        place, model = _keys(run)
+        group = groups.setdefault(place, {})
+        seeds = group.setdefault(model, {})
         first = next(iter(next(iter(group.values())).values()), run)
         if run.seed in seeds:
             troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
@@ -35,7 +36,13 @@ def compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
             troubles.append(Trouble(str(run.path), "unusable", reason))
         else:
             seeds[run.seed] = run
-    found = [[seeds for seeds in group.values() if seeds] for group in groups.values()]
+    lost: dict[str, Models] = {place: {} for place in groups}
+    for run in diverged:
+        place, model = _keys(run)
+        if place in groups and run.seed not in groups[place].get(model, {}):  # it may have been trained again
+            lost[place].setdefault(model, {}).setdefault(run.seed, run)
+    models = [{model: seeds for model, seeds in group.items() if seeds} for group in groups.values()]
+    found = [[*each.values()] for each in models]
     everywhere = [next(iter(group[0].values())) for group in found]
     domains = [run.config["names"]["domain"] for run in everywhere]
     facts = _all_facts(found)
@@ -45,9 +52,11 @@ def compare(runs: Sequence[Run]) -> tuple[list[Comparison], list[Trouble]]:
         digest = hashlib.sha256(_key(here).encode()).hexdigest()[:6]
         slugs.append(file_name(domain) + (f"-{digest}" if different[-1] else ""))
     different = _without_implied_digests(different, domains, everywhere)
-    contestants = map(_contestants, found)
+    labels = [*map(_labels_of, models, lost.values())]
+    contestants = map(_contestants, models, labels)
+    cut_short = map(_diverged, lost.values(), labels)
     comparisons = sorted(
-        map(Comparison, domains, numbered(slugs), facts, different, contestants),
+        map(Comparison, domains, numbered(slugs), facts, different, contestants, cut_short),
         key=lambda comparison: (comparison.title, comparison.slug),
     )
     # A domain's name alone would look like its usual settings next to names that list theirs.
@@ -88,13 +97,24 @@ def _all_facts(found: Sequence[Sequence[Mapping[int, Run]]]) -> list[dict[str, A
     return facts
 
 
-def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
-    """Contestants labelled by encoding, and by the settings that differ between those with the same encoding.
+def _contestants(finished: Models, labels: Mapping[str, str]) -> list[Contestant]:
+    contestants = [Contestant(labels[model], seeds) for model, seeds in finished.items()]
+    return sorted(contestants, key=lambda contestant: contestant.label)
+
+
+def _diverged(lost: Models, labels: Mapping[str, str]) -> dict[str, list[Run]]:
+    """The runs that diverged, by seed, by the label of their model."""
+    return dict(sorted((labels[model], [seeds[seed] for seed in sorted(seeds)]) for model, seeds in lost.items()))
+
+
+def _labels_of(finished: Models, lost: Models) -> dict[str, str]:
+    """The label of each model of a comparison: its encoding, and the settings that differ between those with the same.
 
     The learning rate, and with `match` the size of the MLP, were chosen for each model. They are left out if the other
     settings suffice.
     """
-    kinds = [next(iter(seeds.values())) for seeds in group]
+    models = {**finished, **{model: seeds for model, seeds in lost.items() if model not in finished}}
+    kinds = [next(iter(seeds.values())) for seeds in models.values()]
     own = [{**_divided(run)[1], "match": run.config.get("match")} for run in kinds]
     labels = []
     for run, here in zip(kinds, own, strict=True):
@@ -111,7 +131,7 @@ def _contestants(group: Sequence[Mapping[int, Run]]) -> list[Contestant]:
             if values.get(key) is not None or key in run.listed.compare
         ]
         labels.append(", ".join(dict.fromkeys([run.encoding, *given])))
-    return sorted(map(Contestant, numbered(labels), group), key=lambda contestant: contestant.label)
+    return dict(zip(models, numbered(labels), strict=True))
 
 
 def numbered(names: Sequence[str]) -> list[str]:
@@ -121,6 +141,12 @@ def numbered(names: Sequence[str]) -> list[str]:
         ways = chain([name], (f"{name}-{number}" for number in count(2)))
         found.append(next(each for each in ways if each not in found))
     return found
+
+
+def _keys(run: Run) -> tuple[str, str]:
+    """What identifies the comparison of a run, and its model in that comparison."""
+    shared, own = _divided(run)
+    return _key([run.config["names"]["domain"], shared]), _key([run.encoding, own])
 
 
 def _divided(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -30,7 +30,7 @@ from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
 from .planned import absent, searched_keys, unmade_models
 from .sample_metrics import read_metrics
-from .study import MISSING, REFUSED, Study, Trouble
+from .study import DIVERGED, MISSING, REFUSED, Study, Trouble
 from .study_list import LIST, read_list
 
 TOGETHER = 100  # runs; fewer are read sooner than a process for them starts
@@ -74,14 +74,16 @@ def read_study(folders: Sequence[Path]) -> Study:
                 continue
             places.append((path, entries[_study_of(resolved, lists)]))
     read = _read_all(places)
-    runs = [each for each in read if isinstance(each, Run)]
+    made = [each for each in read if isinstance(each, Run)]
+    runs, diverged = [run for run in made if run.diverged is None], [run for run in made if run.diverged is not None]
     troubles += [each for each in read if isinstance(each, Trouble)]
-    against = {place: absent(place, [run for run in runs if run.listed.place == place]) for place in lists}
+    troubles += [_unfinished(run.directory, run.manifest) for run in diverged]
+    against = {place: absent(place, [run for run in made if run.listed.place == place]) for place in lists}
     listed = {place: lacking for place, (lacking, _) in against.items()}
     troubles += broken.values()
     if not runs and not troubles:
         raise UserError(f"{', '.join(map(str, folders))}: no runs found; train some with task=train first")
-    comparisons, left_out = compare(runs)
+    comparisons, left_out = compare(runs, diverged)
     missing = [
         Trouble(f"{comparison.title}: {contestant.label}, seed {seed}", MISSING, "other models have this seed")
         for comparison in comparisons
@@ -95,13 +97,16 @@ def read_study(folders: Sequence[Path]) -> Study:
     not_kept = [each.trouble for each in chain(*listed.values())]
     tested = [each.any_run for comparison in comparisons for each in comparison.chosen if each.testable]
     unmade = {}
-    for place in (place for place, absents in listed.items() if absents):
+    for place, absents in listed.items():
+        if not absents and all(run.listed.place != place for run in diverged):
+            continue
         own, here = [run for run in tested if run.listed.place == place], entries[place]
         # Settings among which a study chooses, or under which it repeats a test, do not make another model.
         same = {RATE, *here.searched, *here.variants} - {*here.compare}
         unmade[place] = unmade_models(place, own, same)
     elsewhere = {each.place for each in left_out}
-    unlisted = sum(str(run.path) not in elsewhere for _, others in against.values() for run in others)
+    in_tables = (run for _, others in against.values() for run in others if run.diverged is None)
+    unlisted = sum(str(run.path) not in elsewhere for run in in_tables)
     return Study(comparisons, [*troubles, *not_kept, *left_out, *missing], packed, unmade, unlisted)
 
 
@@ -188,9 +193,9 @@ def _read(path: AnyPath, listed: Listed) -> Run | Trouble:
         directory = RunDirectory.open(path)
         refuse_problems(directory.config, lenient=True)
         manifest = directory.manifest
-        if not manifest.get("finished"):
+        if not manifest.get("finished") and manifest.get("diverged") is None:
             return _unfinished(directory, manifest)
-        splits = manifest["store"]["splits"][1:]
+        splits = manifest["store"]["splits"][1:] if manifest.get("finished") else []
         absent = [
             str(directory.records(split).relative_to(path)) for split in splits if not directory.records(split).exists()
         ]
@@ -259,6 +264,8 @@ def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
     steps, place = directory.config["trainer"]["steps"], str(directory.path)
     curve = _curve(directory)
     at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"none of {steps} steps logged"
+    if manifest.get("diverged") is not None:
+        return Trouble(place, DIVERGED, f"{at}: {manifest.get('failed')}")
     if manifest.get("failed"):
         return Trouble(place, "failed", f"{at}: {manifest['failed']}")
     return Trouble(place, "unfinished", at)

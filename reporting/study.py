@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ..core.packed_paths import PackedPath
+from ..core.words import plural
 from ..domains.base import Measures
 from ..session.run_directory import without_folders
 from .contestant import Contestant, best_of
 from .finished import MLP, RATE, Listed, Run
-from .naming import settings_of, short, without_digests
+from .naming import parenthesised, settings_of, short, without_digests
 
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
+DIVERGED = "diverged"  # state of a run whose training diverged
+WITHOUT_DIVERGED = "Scores, tests and ranks are of the other runs."
 UNREAD = ("unreadable", "incomplete", REFUSED)  # states of runs whose records may be whole once a fault is mended
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 MOST_IN_NAME = 2  # settings
@@ -46,6 +49,7 @@ class Comparison:
         facts: everything that all runs share, by dotted key, and all values of a setting that another comparison has
             among its facts.
         different: the facts that few of the domain's comparisons share, by dotted key.
+        diverged: runs that diverged and would belong here, by the label of their model, which may have no contestant.
         name: short name, unique within a study, such as "jsb (length=256)" or "jsb-2".
     """
 
@@ -54,6 +58,7 @@ class Comparison:
     facts: Mapping[str, Any]
     different: Mapping[str, Any]
     contestants: Sequence[Contestant]
+    diverged: Mapping[str, Sequence[Run]] = field(default_factory=dict)
     name: str = ""
 
     @property
@@ -219,9 +224,22 @@ class Comparison:
         return min(candidates, key=unlike, default=None)
 
     def missing(self) -> list[tuple[Contestant, int]]:
-        """Seeds that a contestant lacks and others of the comparison have."""
+        """Seeds that a contestant lacks and others of the comparison have, without those that diverged."""
         seeds = sorted({run.seed for run in self.runs})
-        return [(each, seed) for each in self.contestants for seed in seeds if seed not in each.runs]
+        diverged = {(label, run.seed) for label, runs in self.diverged.items() for run in runs}
+        lacking = [(each, seed) for each in self.contestants for seed in seeds if seed not in each.runs]
+        return [(each, seed) for each, seed in lacking if (each.label, seed) not in diverged]
+
+    @property
+    def divergences(self) -> str:
+        """How many runs of which models diverged, and when; empty if none did."""
+        finished = {each.label: len(each.runs) for each in self.contestants}
+        models = []
+        for label, runs in self.diverged.items():
+            steps = ", ".join(f"seed {run.seed} at step {run.diverged:,}" for run in runs)
+            seeds = plural(finished.get(label, 0) + len(runs), "seed")
+            models.append(f"{parenthesised(label)}, {len(runs)} of {seeds} ({steps})")
+        return "; ".join(models)
 
 
 @dataclass(frozen=True)
@@ -239,6 +257,11 @@ class Study:
     packed: Mapping[str, PackedPath] = field(default_factory=dict)
     unmade: Mapping[Path, int] = field(default_factory=dict)
     unlisted: int = 0
+
+    @property
+    def diverged(self) -> int:
+        """Number of runs whose training diverged."""
+        return sum(each.state == DIVERGED for each in self.troubles)
 
     @property
     def runs(self) -> list[Run]:

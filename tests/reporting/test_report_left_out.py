@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from report_support import BETTER, DELTA, make_run, mechanisms, records, report_task, rows_of, undrawn  # noqa: F401
+from report_support import BETTER, DELTA, diverge, make_run, mechanisms, records, report_task, rows_of, undrawn  # noqa: F401
 
 from bearings.core import cores
 from bearings.reporting import reading
@@ -122,6 +122,54 @@ def test_runs_left_out_are_in_every_output(tmp_path, report):
         assert [row["state"] for row in csv.DictReader(file)] == ["failed"]
     for page in ("report.md", "index.html"):
         assert "step 20 of 20: the loss was not finite" in (folder / page).read_text()
+
+
+def test_runs_that_diverged_are_named_where_their_model_is_and_are_not_missing(tmp_path, report):
+    listed(tmp_path, "experiment=debug seed=0,1,2 encoding=rope,pope,nope")
+    for encoding in ("rope", "pope", "nope"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            if encoding == "nope" or (encoding, seed) == ("pope", 1):
+                diverge(path)
+    study = read_study([tmp_path])
+    assert [each.state for each in study.troubles] == ["diverged"] * 4
+    (comparison,) = study.comparisons
+    assert {label: [run.seed for run in runs] for label, runs in comparison.diverged.items()} == {
+        "nope": [0, 1, 2],
+        "pope": [1],
+    }
+    assert study.unmade == {tmp_path: 2}  # the tests of both were planned
+    assert study.unlisted == 0
+    folder, out = report(f"task.directories=[{tmp_path}]")
+    assert f"diverged: {path}, step 20 of 20: the loss or gradient was not finite at step 12" in out
+    runs = "nope, 3 of 3 seeds (seed 0 at step 12, seed 1 at step 12, seed 2 at step 12); pope, 1 of 3 seeds (seed 1 at"
+    note = f"Diverged: {runs} step 12). Scores, tests and ranks are of the other runs."
+    for page in ("report.md", "index.html", "tables/jsb-test.md"):
+        assert note in (folder / page).read_text()
+    assert rows_of(folder / "tables" / "jsb-test.csv")["pope"]["seeds"] == "2"
+
+
+def test_a_model_that_diverged_with_all_seeds_is_told_apart_from_the_others_of_its_encoding(tmp_path):
+    make_run(tmp_path / "runs", "rope", 0)
+    diverge(make_run(tmp_path / "runs", "rope", 0, "optimizer.learning_rate=0.5"))
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert [*comparison.diverged] == ["rope, learning_rate=0.5"]
+    assert comparison.labels == {"rope, learning_rate=0.004"}
+
+
+def test_a_run_that_diverged_and_was_trained_again_elsewhere_counts_once(tmp_path):
+    diverge(make_run(tmp_path / "runs", "rope", 0))
+    make_run(tmp_path / "again", "rope", 0)
+    study = read_study([tmp_path / "runs", tmp_path / "again"])
+    assert [each.state for each in study.troubles] == ["diverged"]
+    assert not study.comparisons[0].diverged
+
+
+def test_an_unlisted_run_that_diverged_is_not_in_the_tables(tmp_path):
+    listed(tmp_path, "experiment=debug seed=0 encoding=rope")
+    make_run(tmp_path / "runs", "rope", 0)
+    diverge(make_run(tmp_path / "runs", "rope", 1))
+    assert read_study([tmp_path]).unlisted == 0
 
 
 def test_records_of_other_documents_are_not_compared(tmp_path):

@@ -99,6 +99,16 @@ def make_run(folder, encoding, seed, *overrides, finished=True, domain="jsb", sp
     return path
 
 
+def diverge(path, step=12):
+    """Make the run at `path` one whose training diverged at `step`."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    ended = {"finished": False, "failed": f"the loss or gradient was not finite at step {step}", "diverged": step}
+    (path / "manifest.json").write_text(json.dumps({**manifest, **ended}))
+    for file in (path / "nll").iterdir():
+        file.unlink()
+    return path
+
+
 DELTA = Legend(
     "delta, radians",
     "The learnt phase offset",
