@@ -137,9 +137,9 @@ class _RecordTable:
         """The rows of each file of each run."""
         keys = self._table.select(["run", "split", "baseline"])
         codes = np.stack([each.combine_chunks().indices.fill_null(-1) for each in keys.columns])
-        borders = np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(0)) + 1
+        changes = np.flatnonzero((codes[:, 1:] != codes[:, :-1]).any(0)) + 1
         found = {}
-        for begin, end in pairwise([0, *borders.tolist(), keys.num_rows]):
+        for begin, end in pairwise(sorted({0, *changes.tolist(), keys.num_rows})):
             run, split, baseline = (each[begin].as_py() for each in keys.columns)
             name = f"nll/{split}.npz" if baseline is None else f"baselines/{split}/{baseline}.npz"
             if (run, name) in found:
@@ -208,6 +208,8 @@ def write_packed(study: Path, tree: Tree) -> None:
         texts = {column: (root / file).read_text() if file in files else None for column, file in TEXTS.items()}
         others = sorted((name, files[name]) for name in files.keys() - digests.keys() - {*TEXTS.values()})
         rows.append({"run": run, **texts, "files": others, "records": sorted(digests.items())})
+    if not tables:  # all runs diverged
+        tables = [pa.table({name: pa.array([], pa.string()) for name in TEXT_COLUMNS})]
     records = pa.concat_tables(tables, promote_options="default")
     texts: Any = [each.name for each in records.schema if pa.types.is_string(each.type)]
     encodings = {

@@ -158,8 +158,9 @@ def _kept(topics: Sequence[Topic], outcomes: Mapping[str, Outcome]) -> list[Topi
 def _named(topic: Topic, outcomes: Mapping[str, Outcome]) -> str:
     seeds = [row["seeds"] for row in outcomes[topic.study].rows]
     fewer = f"{min(seeds)} to " if min(seeds) < max(seeds) else ""
-    missing = outcomes[topic.study].missing
-    so_far = f", {plural(missing, 'run')} missing" if missing else ""
+    outcome = outcomes[topic.study]
+    lacking = {"missing": outcome.missing, "diverged": outcome.diverged}
+    so_far = "".join(f", {plural(count, 'run')} {state}" for state, count in lacking.items() if count)
     return f"{topic.title} ([{topic.study}]({topic.study}/README.md), {fewer}{plural(max(seeds), 'seed')}{so_far})"
 
 

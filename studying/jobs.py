@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from ..core.errors import UserError
 from ..reporting.lines import SEED, without_seed, words_of
 from ..reporting.packed import packed_names
 from ..session.overrides import as_value, key_of
 from ..session.run_choices import choices_for
+from ..session.run_directory import RunDirectory
 from .catalogue import ROOT
 from .keeping import keep_in_study
 from .searching import Searched
@@ -64,9 +66,26 @@ class Planned:
 
     @property
     def finished(self) -> bool:
-        """Whether its records are kept, of these or of other data; that is so once every command has succeeded."""
+        """Whether its records are kept, of these or of other data: all commands succeeded, or its training diverged."""
         study, name = self.kept.parents[3], "/".join(self.kept.parts[-3:])
         return bool(self.other_data) or (self.kept / "manifest.json").exists() or name in packed_names(study)
+
+    @property
+    def trained(self) -> bool:
+        """Whether its training has finished."""
+        return bool(self._manifest.get("finished"))
+
+    @property
+    def diverged(self) -> int | None:
+        """The step at which its training diverged; None if it has not."""
+        return self._manifest.get("diverged")
+
+    @property
+    def _manifest(self) -> Mapping:
+        try:
+            return RunDirectory(self.path, {}).manifest
+        except UserError:  # its command reports the damage
+            return {}
 
     def keep(self, commit: str | None) -> None:
         """Keep its records in the study; see `keep_in_study`."""

@@ -40,7 +40,7 @@ def keep_run(path: Path, out: Path, commit: str | None = None) -> Path:
     The copy contains no paths of this machine. Nats are rounded to float32, which changes their seventh digit.
     In a study, baselines are left out if another of its runs of the same data has them. Samples and learned parameters
     are left out if a run with another seed has them. An earlier copy of the same run is replaced if it contains
-    nothing else.
+    nothing else. A run whose training diverged has only the first three.
 
     Args:
         path: directory of the run.
@@ -48,11 +48,12 @@ def keep_run(path: Path, out: Path, commit: str | None = None) -> Path:
         commit: commit of the source, for runs made outside a checkout.
 
     Raises:
-        UserError: the run is not finished, or `out` contains anything but an earlier copy, or is inside a run.
+        UserError: training has neither finished nor diverged, or `out` contains anything but an earlier copy, or is
+            inside a run.
     """
     run = RunDirectory.open(path)
     manifest = run.manifest
-    if not manifest.get("finished"):
+    if not manifest.get("finished") and manifest.get("diverged") is None:
         raise UserError(f"run={path} is not finished, so there are no records to keep: finish its training first")
     if out.exists() and not _is_copy(out, run):
         raise UserError(f"task.out={out} exists and is not a copy of run={path}: give a new folder")

@@ -34,6 +34,7 @@ class Outcome:
         minutes: device time of training, estimated from speeds; shared devices count in proportion.
         reference: the encoding or model that others are compared with.
         missing: number of runs that the study lists and that have no record.
+        diverged: number of runs whose training diverged.
         solved: the table of `solved_table`, which replaces `rows` on the study's page.
     """
 
@@ -43,6 +44,7 @@ class Outcome:
     minutes: float
     reference: str
     missing: int = 0
+    diverged: int = 0
     solved: Table | None = None
 
     @property
@@ -80,7 +82,8 @@ def outcome_of(folder: Path, study: Study, found: Sequence[Score], measured: Seq
     copies = study.comparisons[largest(study)].copies if study.comparisons else {}
     fails = {row["model"]: row["fails"] for row in table.rows if row["model"] not in copies} if table else {}
     missing = sum(each.why == NO_RECORD for each in study.troubles)
-    return Outcome(rows, fails, len(study.runs), minutes, reference_of(folder), missing, solved_table(found))
+    runs, reference, solved = len(study.runs), reference_of(folder), solved_table(found)
+    return Outcome(rows, fails, runs, minutes, reference, missing, study.diverged, solved)
 
 
 def speeds_of(folder: Path) -> dict[str, float]:

@@ -14,7 +14,6 @@ import torch
 
 from ..core.cores import cores
 from ..core.errors import UserError
-from ..session.run_directory import RunDirectory
 from .jobs import Job, commands, together
 from .searching import Searched
 
@@ -28,8 +27,7 @@ class Running:
     Attributes:
         since: when this command was started.
         logged: size of the log at that time, in bytes.
-        kept: number of runs whose records have been kept, in the order of `runs`.
-        failed: whether keeping the next run's records failed; only `settle` tries again.
+        failed: whether keeping a run's records failed; only `settle` tries again.
     """
 
     runs: Sequence[Job]
@@ -38,7 +36,6 @@ class Running:
     stage: int = 0
     since: float = 0.0
     logged: int = 0
-    kept: int = 0
     failed: bool = False
     process: subprocess.Popen | None = None
 
@@ -103,7 +100,8 @@ def execute(
     """Run `jobs` processes at a time on each of `gpus`, in order, until all are done or `limit` seconds have passed.
 
     At the limit, or when interrupted, all runs are asked to stop and can be resumed. If one of the runs of a process
-    fails, each is tried on its own.
+    fails, each is tried on its own. A run whose training diverges has not failed: its records are kept, and it is not
+    trained again.
 
     Args:
         todo: the runs.
@@ -127,7 +125,8 @@ def execute(
     try:
         while (waiting or running) and time.monotonic() < end:
             while waiting and places and time.monotonic() < end:
-                runs = waiting.pop(0)
+                if not (runs := without_diverged(waiting.pop(0), commit, failed)):
+                    continue
                 log = logs / f"{runs[0].path.parent.name}-{runs[0].path.name}{runs[0].suffix}.log"
                 running.append(Running(runs, log, places.pop(0)))
                 running[-1].start(environment)
@@ -137,26 +136,31 @@ def execute(
                 keep_ended(each, commit)
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)  # so that an error here is not repeated below
-                took, failure = time.monotonic() - each.since, settle(each, commit)
-                if failure is None and not each.last:
-                    following = replace(each, stage=each.stage + 1)
+                took, left = time.monotonic() - each.since, without_diverged(each.runs, commit, failed)
+                if not left:
+                    places.append(each.gpu)
+                    continue
+                ended = replace(each, runs=left)
+                failure = settle(ended, commit, diverged=len(each.runs) - len(left))
+                if failure is None and not ended.last:
+                    following = replace(ended, stage=ended.stage + 1)
                     following.start(environment)
                     running.append(following)
                 else:
                     places.append(each.gpu)
                     if failure is None:
                         try:
-                            coming = [run for job in each.runs for run in after(job)]
+                            coming = [run for job in left for run in after(job)]
                         except UserError as error:  # other runs go on
                             failed.append(str(error))
                         else:
                             insert_before_searches(waiting, together(coming, seeds))
                     elif len(each.runs) > 1:
-                        failure = f"{named(each.runs)}: not all finished, so each is tried on its own ({each.log})"
-                        waiting[:0] = together(each.runs, 1)
+                        failure = f"{named(left)}: not all finished, so each is tried on its own ({each.log})"
+                        waiting[:0] = together(left, 1)
                     else:
                         failed.append(failure)
-                print(f"{took:7.1f} s  {failure or named(each.runs) + each.step}", flush=True)
+                print(f"{took:7.1f} s  {failure or named(left) + ended.step}", flush=True)
     finally:
         running = [each for each in running if each.process is not None]
         stop(running)
@@ -181,14 +185,37 @@ def named(runs: Sequence[Job]) -> str:
     return runs[0].title + (f" and {len(runs) - 1} with other seeds" if len(runs) > 1 else "")
 
 
-def settle(ended: Running, commit: str | None) -> str | None:
+def without_diverged(runs: Sequence[Job], commit: str | None, failed: list[str]) -> list[Job]:
+    """Keep the records of those of `runs` whose training diverged; returns the others.
+
+    If records cannot be kept, the reason is added to `failed`.
+    """
+    for run in runs:
+        if run.diverged is not None and not run.finished:
+            try:
+                keep(run, commit)
+            except UserError as error:
+                failed.append(str(error))
+    return [run for run in runs if run.diverged is None]
+
+
+def keep(run: Job, commit: str | None) -> None:
+    """Keep the results of a run, and print that its training diverged, if so."""
+    run.keep(commit)
+    if run.diverged is not None:
+        print(f"diverged   {run.title}, at step {run.diverged:,}: its record is kept as a result", flush=True)
+
+
+def settle(ended: Running, commit: str | None, diverged: int = 0) -> str | None:
     """Keep the results of runs after their last command; returns a line about a failed command.
 
     Args:
         ended: a process that has ended.
         commit: commit of the source.
+        diverged: number of other runs of the process, whose training diverged, so that its command fails.
     """
-    if code := ended.started.returncode:
+    code = ended.started.returncode
+    if code and not (diverged and all(run.trained for run in ended.runs)):
         lines = ended.log.read_bytes()[ended.logged :].decode(errors="replace").strip().splitlines()
         # Another process that trains the same run may have written to the log since.
         lines = [line for line in lines if line.startswith(UserError.prefix)] or lines
@@ -196,28 +223,28 @@ def settle(ended: Running, commit: str | None) -> str | None:
         return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {why} ({ended.log})"
     if ended.last:
         try:
-            for run in ended.runs[ended.kept :]:
-                run.keep(commit)
+            for run in ended.runs:
+                if not run.finished:
+                    run.keep(commit)
         except UserError as error:  # a run that another process trains was skipped
             return f"{error} ({ended.log})"
     return None
 
 
 def keep_ended(running: Running, commit: str | None) -> None:
-    """Keep the results of finished runs while the process trains later ones. Errors are left for `settle` to report."""
+    """Keep the results of earlier runs while the process trains later ones. Errors are left for `settle` to report."""
     if running.failed or len(commands(running.runs)) > 1:
         return
-    for run, following in pairwise(running.runs[running.kept :]):
+    for run, following in pairwise(running.runs):
         try:
-            if not (following.path / "manifest.json").exists():
+            if run.finished:
+                continue
+            if not (following.path / "manifest.json").exists() or not (run.trained or run.diverged is not None):
                 return
-            if not RunDirectory(run.path, {}).manifest.get("finished"):
-                return
-            run.keep(commit)
+            keep(run, commit)
         except (OSError, UserError):
             running.failed = True
             return
-        running.kept += 1
 
 
 def stop(running: Sequence[Running]) -> None:

@@ -96,7 +96,8 @@ class Searched:
     names: ClassVar[Mapping[str, str]] = {}
     then = ()
     seed = None
-    finished = False
+    finished = trained = False
+    diverged = None
     one_device = True  # task=tune refuses several
 
     @property

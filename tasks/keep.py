@@ -11,7 +11,7 @@ from .options import KeepOptions
 
 
 class Keep(Task):
-    """Copy the records of a finished run into `out`.
+    """Copy the records of a run that has finished or diverged into `out`.
 
     Args:
         options: fields of `KeepOptions`.

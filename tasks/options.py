@@ -145,7 +145,7 @@ class ExportOptions(Options):
 
 @dataclass(frozen=True)
 class KeepOptions(Options):
-    """Copy the records of a finished run, without checkpoints.
+    """Copy the records of a run that has finished or diverged, without checkpoints.
 
     Attributes:
         out: folder for the copy.

@@ -36,8 +36,8 @@ class Study(Task):
     differ only in their seeds, or points of a search. If the list has a `search`, it chooses settings on the validation
     split first, and its results are added to `STUDY/tuning.csv`; runs whose search has ended come before other
     searches. Runs with kept records are not repeated, even if the records are of other data, which are then named, and
-    stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish, and packed at the end. Those found at the
-    start are packed first.
+    stopped runs are resumed. Records are kept in `STUDY/runs` as runs finish or diverge, and packed at the end. Those
+    found at the start are packed first.
 
     Args:
         options: fields of `StudyOptions`.

@@ -17,8 +17,9 @@ def row(model, percent=None, verdict="undecided", seeds=3, **more):
 REFERENCE = row("rope", None, "reference", flops_per_token=1e6, tokens_per_s=100.0)
 
 
-def outcome(*rows, fails=None, missing=0):
-    return Outcome([*rows, row("rope", None, "reference", flops_per_token=1e6)], fails or {}, 9, 2.4, "rope", missing)
+def outcome(*rows, fails=None, missing=0, diverged=0):
+    every = [*rows, row("rope", None, "reference", flops_per_token=1e6)]
+    return Outcome(every, fails or {}, 9, 2.4, "rope", missing, diverged)
 
 
 def test_lines_name_what_is_decided_and_count_the_rest():
@@ -40,8 +41,11 @@ def test_a_line_names_the_last_encoding_instead_of_an_ellipsis():
 
 
 def test_without_a_decided_encoding_the_line_says_so():
-    page = front_page({"zoo_genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1), missing=2)})
-    assert "1 to 3 seeds, 2 runs missing): none is lower than rope; too few seeds for a test: pope -0.1 %." in page
+    page = front_page({"zoo_genome": outcome(row("pope", -0.1, "not enough seeds", seeds=1), missing=2, diverged=1)})
+    assert (
+        "1 to 3 seeds, 2 runs missing, 1 run diverged): none is lower than rope; too few seeds for a test: pope -0.1 %."
+        in page
+    )
 
 
 def test_the_line_names_encodings_that_are_equivalent_to_the_reference():

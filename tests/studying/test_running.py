@@ -2,72 +2,14 @@
 
 import json
 import shutil
-import sys
 import time
 
 import pytest
-from report_support import make_run
-from study_support import CPU
+from study_support import CPU, FINISH, FOLLOW, limit_brought_forward, made, tiny_study  # noqa: F401
 
 from bearings.studying import jobs, planning, running
 
-
-@pytest.fixture(name="study")
-def tiny_study(tmp_path, monkeypatch):
-    """A study of two runs whose commands are what a test says, in place of training."""
-    folder = tmp_path / "study"
-    folder.mkdir()
-    (folder / "study.yaml").write_text("runs:\n  - experiment=debug seed=0,1 encoding=rope\n")
-    planned = planning.plan(folder, tmp_path / "runs", [CPU])
-
-    def commands(*scripts):
-        def given(runs):
-            return [[sys.executable, "-c", script, *(str(run.path) for run in runs)] for script in scripts]
-
-        monkeypatch.setattr(running, "commands", given)
-        return planned
-
-    return commands
-
-
-@pytest.fixture
-def limit_once(monkeypatch):
-    """Bring the limit of 60 s forward: to the moment at which a condition holds."""
-
-    def given(reached):
-        clock, late = time.monotonic, []
-
-        def monotonic():
-            if not late and reached():
-                late.append(60.0)
-            return clock() + sum(late)
-
-        monkeypatch.setattr(running.time, "monotonic", monotonic)
-        return 60.0
-
-    return given
-
-
 SLEEP = "import time; time.sleep(60)"
-FINISH = """
-import pathlib, shutil, sys
-for path in map(pathlib.Path, sys.argv[1:]):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(path.parents[3] / "made" / path.name.rpartition("-")[2], path)
-"""
-FOLLOW = """
-import pathlib, sys
-file = pathlib.Path(sys.argv[1]) / "extrapolation" / "test.csv"; file.parent.mkdir(); file.write_text("figures")
-"""
-
-
-def made(tmp_path):
-    """Runs as training leaves them, for the commands to bring about."""
-    for seed in (0, 1):
-        target = tmp_path / "made" / f"s{seed}"
-        target.parent.mkdir(exist_ok=True)
-        make_run(tmp_path / "elsewhere", "rope", seed).rename(target)
-        (target / "checkpoints" / "best.ckpt").write_text("large")
 
 
 def test_runs_are_kept_without_checkpoints_and_not_begun_again(tmp_path, study):
