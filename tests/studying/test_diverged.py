@@ -71,8 +71,9 @@ def test_a_run_that_is_known_to_have_diverged_is_not_trained_again(tmp_path, stu
 
 
 @pytest.mark.usefixtures("one_diverges")
-def test_runs_that_a_process_has_not_trained_are_tried_without_those_that_diverged(tmp_path, study, capsys):
-    planned = study(f"import sys\ndel sys.argv[2:]\n{TRAIN}")  # the first run alone
+@pytest.mark.parametrize("then", [[], [FOLLOW]])
+def test_runs_that_a_process_has_not_trained_are_tried_without_those_that_diverged(tmp_path, study, capsys, then):
+    planned = study(f"import sys\ndel sys.argv[2:]\n{TRAIN}", *then)  # the first run alone
     assert running.execute(planned, 1, tmp_path / "logs", seeds=2) == []
     assert begun(tmp_path) == ["0", "1"]
     assert [each.finished for each in planned] == [True, True]
@@ -92,7 +93,7 @@ def test_a_run_that_diverged_is_kept_as_soon_as_its_process_trains_the_next(tmp_
 @pytest.mark.usefixtures("one_diverges")
 def test_a_run_that_is_kept_before_its_process_ends_is_named_once(tmp_path, study, capsys):
     kept = "pathlib.Path(sys.argv[1]).parents[3].joinpath('study', 'runs', *pathlib.Path(sys.argv[1]).parts[-3:])"
-    wait = f"import time\nwhile not {kept}.exists(): time.sleep(0.05)\n"
+    wait = f"import time\nfor _ in range(100):\n    if not {kept}.exists(): time.sleep(0.05)\n"
     assert running.execute(study(TRAIN.replace("if any(", f"{wait}if any(")), 1, tmp_path / "logs", seeds=2) == []
     assert capsys.readouterr().out.count("diverged ") == 1
 
