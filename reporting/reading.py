@@ -262,10 +262,10 @@ def _curve(directory: RunDirectory) -> list[dict[str, float]]:
 
 def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
     steps, place = directory.config["trainer"]["steps"], str(directory.path)
+    if (step := manifest.get("diverged")) is not None:  # the curve may go on to the next logged step
+        return Trouble(place, DIVERGED, f"step {step} of {steps}: {manifest.get('failed')}")
     curve = _curve(directory)
     at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"none of {steps} steps logged"
-    if manifest.get("diverged") is not None:
-        return Trouble(place, DIVERGED, f"{at}: {manifest.get('failed')}")
     if manifest.get("failed"):
         return Trouble(place, "failed", f"{at}: {manifest['failed']}")
     return Trouble(place, "unfinished", at)

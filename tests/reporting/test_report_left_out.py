@@ -141,7 +141,7 @@ def test_runs_that_diverged_are_named_where_their_model_is_and_are_not_missing(t
     assert study.unmade == {tmp_path: 2}  # the tests of both were planned
     assert study.unlisted == 0
     folder, out = report(f"task.directories=[{tmp_path}]")
-    assert f"diverged: {path}, step 20 of 20: the loss or gradient was not finite at step 12" in out
+    assert f"diverged: {path}, step 12 of 20: the loss or gradient was not finite at step 12" in out
     runs = "nope, 3 of 3 seeds (seed 0 at step 12, seed 1 at step 12, seed 2 at step 12); pope, 1 of 3 seeds (seed 1 at"
     note = f"Diverged: {runs} step 12). Scores, tests and ranks are of the other runs."
     for page in ("report.md", "index.html", "tables/jsb-test.md"):
