@@ -158,7 +158,7 @@ class Page:
             lines.append(as_markdown(f"Diverged: {'; '.join(models)}. {WITHOUT_DIVERGED}"))
         told = {str(run.path) for each in study.comparisons for runs in each.diverged.values() for run in runs}
         troubles = (each for each in study.troubles if each.state != MISSING and each.place not in told)
-        if places := [f"{each.place.removeprefix(f'{self.folder}/')} ({each.why})" for each in troubles]:
+        if places := [f"{each.place.removeprefix(f'{self.folder}/')} ({each.state}, {each.why})" for each in troubles]:
             lines.append(f"Records that are not in the tables: {'; '.join(places)}.")
         return lines
 

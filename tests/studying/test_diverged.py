@@ -120,7 +120,7 @@ def test_a_study_in_which_all_runs_diverged_is_packed(tmp_path):
     summary.write_summary(study)
     page = (study / "README.md").read_text()
     assert "Listed runs without a record" not in page
-    reason = "step 12 of 20: the loss or gradient was not finite at step 12"
+    reason = "diverged, step 12 of 20: the loss or gradient was not finite at step 12"
     assert page.count(f"-s0 ({reason}); runs/jsb/rope/") == 1
 
 
