@@ -4,6 +4,7 @@ import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.backends.backend_mixed import MixedModeRenderer
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 from matplotlib.ticker import FuncFormatter
 
 from ..core.terminal import printable
@@ -134,10 +139,35 @@ def one_legend(figure: Figure, panels: Sequence[Axes]) -> None:
     legend_above(figure, named)
 
 
+class _Canvas(FigureCanvasSVG):
+    """Places what is in a figure with a renderer that has the sizes of texts in earlier figures."""
+
+    def get_renderer(self) -> RendererAgg:
+        return _renderer_of_layouts(self.figure.dpi)
+
+
+@cache
+def _renderer_of_layouts(dpi: float) -> RendererAgg:
+    return RendererAgg(1, 1, dpi)
+
+
+class _Renderer(RendererSVG):
+    """Draws as `RendererSVG` does, with the sizes of texts in earlier figures."""
+
+    def get_text_width_height_descent(self, s: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:
+        return _size(s, prop, ismath)
+
+
+@lru_cache(4096)
+def _size(text: str, font: FontProperties, formula: Any) -> tuple[float, float, float]:
+    return TextToPath().get_text_width_height_descent(text, font, formula)
+
+
 def write_plot(figure: Figure, stem: Path, rows: Sequence[Row], title: str, caption: str) -> Plot:
     """Write the figure as SVG, and `rows` as the CSV of its numbers."""
     if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)  # with the renderer of bitmaps, because that of SVG measures texts slowly
+        _Canvas(figure)
+        layout.execute(figure)
         figure.set_layout_engine("none")
     plot = Plot(stem, title, caption)
     write_svg(figure, plot.svg)
@@ -152,6 +182,12 @@ def write_svg(figure: Figure, path: Path) -> None:
 
 def svg_of(figure: Figure) -> str:
     """The figure as SVG in light colours, without a date."""
-    file = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(file, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    FigureCanvasSVG(figure)  # its renderer places what has no place yet
+    file, (width, height), dpi = io.StringIO(), figure.get_size_inches(), figure.dpi
+    figure.dpi = 72  # of SVG
+    without = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    shapes = _Renderer(72 * width, 72 * height, file, image_dpi=round(dpi), metadata=without)
+    renderer: Any = MixedModeRenderer(figure, width, height, dpi, shapes)
+    figure.draw(renderer)
+    renderer.finalize()
     return file.getvalue().replace(f"'{METRICS}'", FONTS)
