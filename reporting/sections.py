@@ -129,8 +129,7 @@ class Sections:
         )
         drawn += [noted(draw(pictured, styles, folder), pictured, comparison) for draw in of_few]
         shown.append(sinks_table(comparison))
-        for contestant in pictured.contestants:
-            drawn += portrait_plots(contestant, comparison, folder)
+        drawn += portrait_plots(pictured, styles, folder)
         for name in names_of(comparison):
             shown.append(table := files_table(comparison, name, measured := lengths_of(comparison, name)))
             drawn.append(lengths_plot(measured, styles, folder / table.slug, table.title, references))

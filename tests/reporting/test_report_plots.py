@@ -64,7 +64,7 @@ def test_every_plot_has_svg_and_csv(tmp_path, report):
     stems = {path.stem for path in (folder / "plots").iterdir()}
     measured = {"jsb-loss", "jsb-test-forest", "jsb-test-cost", "across-forest", "jsb-diagnostics", "jsb-test-lengths"}
     measured |= {"jsb-positions", "jsb-distinction", "jsb-bands"}
-    assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-rope", "jsb-beta-pope"}
+    assert stems == measured | {"jsb-attention", "jsb-delta-pope", "jsb-beta-heads"}
     for stem in stems:
         assert {path.suffix for path in (folder / "plots").glob(f"{stem}.*")} == {".svg", ".csv"}
     with open(folder / "plots" / "jsb-loss.csv", newline="") as file:
@@ -125,17 +125,32 @@ def test_portraits_of_a_user_s_encoding_are_drawn(tmp_path, report):
     mechanisms(path, "angle", ("layer", "head", "element", "angle"), values, Legend("angle, turns", elements=angles))
     mechanisms(path, "notes", ("layer", "text"), [(0, "mine")])
     folder, _ = report()
-    for name in ("slope", "angle"):
-        assert {path.name for path in folder.glob(f"plots/*{name}*")} == {
-            f"jsb-{name}-rope.{kind}" for kind in ("csv", "svg")
+    for stem in ("slope-heads", "angle-rope"):
+        assert {path.name for path in folder.glob(f"plots/*{stem[:5]}*")} == {
+            f"jsb-{stem}.{kind}" for kind in ("csv", "svg")
         }
     text = (folder / "report.md").read_text()
     assert "slope of rope. How scores fall of seed 0, in a few documents" in text
     assert "angle of rope. Seed 0." in text
-    assert "slope of each token, nats per step" in (folder / "plots" / "jsb-slope-rope.svg").read_text()
+    assert "slope of each token, nats per step" in (folder / "plots" / "jsb-slope-heads.svg").read_text()
     with open(folder / "plots" / "jsb-angle-rope.csv", newline="") as file:
         assert [float(row["angle"]) for row in csv.DictReader(file)] == [-0.75, 0.25, 1.25] * 2
     assert not list(folder.glob("plots/*notes*"))
+
+
+def test_models_that_log_the_same_quantity_share_a_plot(tmp_path, report):
+    legend = Legend("beta of each token", "How keys change")
+    for encoding, heads in (("path", 2), ("path_fox", 1)):
+        make_run(tmp_path / "runs", encoding, 0)
+        path = make_run(tmp_path / "runs", encoding, heads)
+        rows = [(0, head, 0, 0.1, 0.2, 0.3, 0.1 * heads + 0.3) for head in range(heads)]
+        mechanisms(path, "beta", QUANTILES, rows, legend)
+    folder, _ = report()
+    with open(folder / "plots" / "jsb-beta-heads.csv", newline="") as file:
+        rows = [(row["model"], row["seed"], row["head"], row["q95"]) for row in csv.DictReader(file)]
+    assert rows == [("path", "2", "0", "0.5"), ("path", "2", "1", "0.5"), ("path_fox", "1", "0", "0.4")]
+    text = (folder / "report.md").read_text()
+    assert "beta of path, path_fox. How keys change of seed 2 of path and seed 1 of path_fox, in a few" in text
 
 
 def test_a_learned_bias_may_have_any_size(tmp_path, report):
