@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .contestant import Contestant
-from .drawing import INK, QUIET, Plot, one_legend, styled, wrapped, write_plot
+from .drawing import INK, QUIET, Plot, draw_band, one_legend, styled, wrapped, write_plot
 from .mechanisms import SOURCE
 from .study import Comparison
 from .tables import Row, Table
@@ -177,9 +177,9 @@ def _draw(axes: Axes, rows: Sequence[Row], styles: Mapping[str, dict]) -> None:
     for label, group in groupby(rows, lambda row: row["model"]):
         here, style = [*group], styles[label]
         at = [lows.index(row["low"]) for row in here]
-        mean, least, most = ([100 * row[key] for row in here] for key in ("mean", "least", "most"))
+        mean, least, most = 100 * np.array([[row[key] for row in here] for key in ("mean", "least", "most")])
         axes.plot(at, mean, label=wrapped(label), **style)
-        axes.fill_between(at, least, most, color=style["color"], alpha=0.18, linewidth=0)
+        draw_band(axes, at, least, most, style, alpha=0.18)
     ranges = [f"{low:,}" if low == widest[low] else f"{low:,}–{widest[low]:,}" for low in lows]
     axes.set_xticks(range(len(lows)), ranges, rotation=40, ha="right", rotation_mode="anchor")
 

@@ -118,9 +118,15 @@ def draw_over_seeds(axes: Axes, at: Sequence[float], values: np.ndarray, label: 
     """Draw the mean over seeds of `values [S, N]`, and a band from the lowest to the highest. Returns the numbers."""
     mean, least, most = values.mean(0), values.min(0), values.max(0)
     axes.plot(at, mean, label=label, **style)
-    axes.fill_between(at, least, most, color=style["color"], alpha=0.15, linewidth=0)
+    draw_band(axes, at, least, most, style, alpha=0.15)
     figures = zip(mean.tolist(), least.tolist(), most.tolist(), strict=True)
     return [{"mean": one, "least": low, "most": high, "seeds": len(values)} for one, low, high in figures]
+
+
+def draw_band(axes: Axes, at: Any, low: np.ndarray, high: np.ndarray, style: Mapping, alpha: float) -> None:
+    """Shade the area from `low` to `high`, if there is one: with a single seed there is none."""
+    if not np.array_equal(low, high):
+        axes.fill_between(at, low, high, color=style["color"], alpha=alpha, linewidth=0)
 
 
 def legend_above(figure: Figure, named: Mapping[str, Artist]) -> None:

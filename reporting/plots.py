@@ -14,6 +14,7 @@ from .drawing import (
     STYLED,
     STYLES,
     Plot,
+    draw_band,
     legend_above,
     literal,
     styled,
@@ -198,7 +199,7 @@ def _curves(
             if smooth:
                 axes.plot(at, np.array(mean)[drawn], color=style["color"], linewidth=0.5, alpha=0.35, zorder=1)
             else:
-                axes.fill_between(at, *band, color=style["color"], alpha=0.18, linewidth=0)
+                draw_band(axes, at, *band, style=style, alpha=0.18)
             rows += [
                 {
                     "quantity": column,

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..domains.base import Measures
-from .drawing import INK, Plot, legend_above, literal, styled, wrapped, write_plot
+from .drawing import INK, Plot, draw_band, legend_above, literal, styled, wrapped, write_plot
 from .intervals import mean_interval
 from .sample_metrics import SAMPLE, TEST, TEST_SPLIT, metric_names, with_metric
 from .statistics import FEWEST_CLUSTERS
@@ -40,7 +40,7 @@ def drift_plot(
             at = [(place + 0.5) * extent for place in curve]
             mean, low, high = np.array([each[:3] for each in curve.values()]).T
             (named[wrapped(label)],) = axes.plot(at, mean, label=wrapped(label), **style)
-            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
+            draw_band(axes, at, low, high, style, alpha=0.15)
             rows += [
                 {"metric": name, "model": label, "segment": place, "position": (place + 0.5) * extent}
                 | {"mean": mean, "interval": (low, high), "pieces": pieces}

@@ -153,6 +153,13 @@ def test_models_that_log_the_same_quantity_share_a_plot(tmp_path, report):
     assert "beta of path, path_fox. How keys change of seed 2 of path and seed 1 of path_fox, in a few" in text
 
 
+def test_a_band_is_shaded_only_if_there_are_several_seeds(tmp_path, report):
+    for seed in (0, 1):
+        make_run(tmp_path / "runs", "rope", seed)
+        folder, _ = report()
+        assert ("FillBetween" in (folder / "plots" / "jsb-loss.svg").read_text()) == bool(seed)
+
+
 def test_a_learned_bias_may_have_any_size(tmp_path, report):
     path = make_run(tmp_path / "runs", "rope", 0)
     elements = Elements("distance, tokens", {"0": 0.0, "1": 1.0})
