@@ -38,7 +38,7 @@ MOST_ACROSS = 100  # differences in the plot of all comparisons; the table has a
 
 
 class Sections:
-    """Makes the sections of a report, and writes their plots to `folder`.
+    """Makes the sections of a report, and writes their plots and tables to `folder`/plots and `folder`/tables.
 
     Args:
         found: the study's scores.
@@ -51,8 +51,9 @@ class Sections:
         self, study: Study, found: Sequence[Score], reference: str, margin: float | None, folder: Path, stores: Path
     ):
         self._comparisons, self._legend = study.comparisons, study.legend()
+        self._plots, self._tables = folder / "plots", folder / "tables"
         self._take_offs = take_off_tables(study, reference)
-        self._found, self._reference, self._margin, self._folder = found, reference, margin, folder
+        self._found, self._reference, self._margin = found, reference, margin
         self._pictured = [legible(comparison, found) for comparison in study.comparisons]
         self._styles = plots.styles_of([each.labels for each in self._pictured])
         self._baselines = {
@@ -77,23 +78,27 @@ class Sections:
     def _section(self, number: int | None) -> Section:
         """The section of a comparison, or the overview if `number` is None."""
         if number is None:
-            return self._overview()
-        return self._compared(self._comparisons[number], self._pictured[number], self._styles[number])
+            section = self._overview()
+        else:
+            section = self._compared(self._comparisons[number], self._pictured[number], self._styles[number])
+        for table in section.tables:
+            table.write(self._tables)
+        return section
 
     def _overview(self) -> Section:
         baselines = {key: each for key, (each, _) in self._baselines.items()}
-        stem, title = self._folder / "across-forest", "Differences of all comparisons"
+        stem, title = self._plots / "across-forest", "Differences of all comparisons"
         forest = forest_plot(self._found, stem, title, percent=True, most=MOST_ACROSS)
-        tables, drawn = [across_table(self._found, baselines)], [forest, errors_plot(self._comparisons, self._folder)]
+        tables, drawn = [across_table(self._found, baselines)], [forest, errors_plot(self._comparisons, self._plots)]
         findings = {"across-forest": counted_verdicts(self._found)}
         if ranking := ranking_of(self._found):
             tables.append(table := ranking_table(ranking))
-            drawn.append(ranking_plot(ranking, self._folder))
+            drawn.append(ranking_plot(ranking, self._plots))
             findings[table.slug] = ranking.finding
         return Section("across", "Overview", "", tables, _present(drawn), [], findings)
 
     def _compared(self, comparison: Comparison, pictured: Comparison, styles: Mapping[str, dict]) -> Section:
-        folder = self._folder
+        folder = self._plots
         references = references_of(comparison, self._found)
         shown: list[Table | None] = []
         drawn: list[Plot | None] = []

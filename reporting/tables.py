@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Table:
     folded: bool = False
     with_samples: bool = False
 
-    @property
+    @cached_property
     def shown(self) -> list[str]:
         """Keys of the columns that have values."""
         return [key for key in self.columns if any(row.get(key) is not None for row in self.rows)]

@@ -82,25 +82,23 @@ class Report(Task):
             for name in ("tables", "plots"):
                 (making / name).mkdir(parents=True)
             found = study_scores(study, self.reference, self.margin)
-            sections = Sections(study, found, self.reference, self.margin, making / "plots", stores).all()
+            sections = Sections(study, found, self.reference, self.margin, making, stores).all()
             results = answers(found, self.reference)
-            for section in sections:
-                for table in section.tables:
-                    table.write(making / "tables")
             named = [field.name for field in fields(Trouble)]
             write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles], named)
-            write_text(making / "report.md", self._markdown(study, sections, results))
+            write_text(making / "report.md", self._markdown(study, sections, results, making / "tables"))
             write_page(making / "index.html", study, _shown(study, sections), results, remarks())
             put(making, self.out)
         return study, sections, results
 
-    def _markdown(self, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> str:
+    def _markdown(self, study: Study, sections: Sequence[Section], results: Sequence[Answer], tables: Path) -> str:
+        """report.md, with the tables that are in the folder `tables`."""
         parts = ["# Report\n", "## Results\n", *(f"- {as_markdown(each.sentence)}" for each in results), ""]
         for section in _shown(study, sections):
             parts.append(f"## {as_markdown(section.title)}\n")
             if section.description:
                 parts.append(f"{as_markdown(section.description)}\n")
-            parts += [table.markdown() for table in section.tables]
+            parts += [(tables / f"{table.slug}.md").read_text(encoding="utf-8") for table in section.tables]
             for plot in section.plots:
                 title, file = as_markdown(plot.title), quote(plot.stem.name, safe="=+")
                 parts.append(f"![{title}](plots/{file}.svg)\n\n{title}. {as_markdown(plot.caption)}\n")
