@@ -17,6 +17,7 @@ from ..domains.store_checks import dtype_of
 from ..session.identity import STAGES
 from ..session.run_directory import RunDirectory
 from ..session.trust import GoneError, located
+from .losses import Curve
 from .tables import Row
 
 COMPILED = " (compiled)"  # ends the name of a device
@@ -73,7 +74,7 @@ class Run:
             left out, because runs made before a key was introduced lack it.
         records: by split, including validation.
         baselines: by split and name, if the run has kept them.
-        curve: rows of metrics.csv by column, without empty cells.
+        curve: columns of metrics.csv.
     """
 
     directory: RunDirectory
@@ -81,7 +82,7 @@ class Run:
     facts: Mapping[str, Any]
     records: Mapping[str, Records]
     baselines: Mapping[str, Mapping[str, Records]]
-    curve: Sequence[Mapping[str, float]]
+    curve: Curve
     measured: Measured
     listed: Listed
 
@@ -171,5 +172,5 @@ class Run:
 
     @property
     def _speed(self) -> float | None:
-        logged = [row["tokens_per_s"] for row in self.curve if "tokens_per_s" in row][1:]
-        return float(np.median(logged)) if logged else None
+        logged = self.curve.get("tokens_per_s")
+        return float(np.median(logged.values[1:])) if logged and len(logged.values) > 1 else None

@@ -1,30 +1,50 @@
 """The curves of one run, from metrics.csv."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.checked_files import read_cells, whole
+import numpy as np
+
+from ..core.checked_files import read_cells, wholes
 
 
-def read_curve(path: Path) -> list[dict[str, float]]:
-    """Rows of metrics.csv without empty cells, and without a row that is being written. Empty if there is no file.
+@dataclass(frozen=True)
+class Series:
+    """The values of a column of metrics.csv, and the steps of the rows that have one."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+Curve = Mapping[str, Series]  # by column
+
+
+def read_curve(path: Path) -> Curve:
+    """The columns of metrics.csv that have values, without a row that is being written. Empty if there is no file.
 
     Raises:
         ValueError: a row is incomplete, has no step, or has a value that is not a number.
     """
     if not path.exists():
-        return []
+        return {}
     names, rows = read_cells(path, ["step"], growing=True)
-    step = names.index("step")
-    for row in rows:
-        whole(row[step])
-    return [{name: float(text) for name, text in zip(names, row, strict=True) if text} for row in rows]
+    columns = dict(zip(names, zip(*rows, strict=True), strict=bool(rows)))
+    steps, curve = wholes(columns.get("step", ())), {}
+    for name, texts in columns.items():
+        if values := [float(text) for text in texts if text]:
+            there = steps if len(values) == len(steps) else steps[[bool(text) for text in texts]]
+            curve[name] = Series(there, np.array(values))
+    return curve
 
 
-def validations(curve: Iterable[Mapping[str, float]]) -> dict[int, float]:
+def validations(curve: Curve) -> dict[int, float]:
     """Nats/token on the validation split by step, without those that are not finite, which no checkpoint has."""
-    return {int(row["step"]): row["valid_nll"] for row in curve if math.isfinite(row.get("valid_nll", math.nan))}
+    if (found := curve.get("valid_nll")) is None:
+        return {}
+    pairs = zip(found.steps.tolist(), found.values.tolist(), strict=True)
+    return {step: nats for step, nats in pairs if math.isfinite(nats)}
 
 
 def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Path]:
@@ -36,20 +56,17 @@ def plot_losses(metrics: Path, stem: Path, names: Mapping[str, str]) -> list[Pat
     from .plots import running_median
 
     curve = read_curve(metrics)
-    points = {
-        column: [(row["step"], row[column]) for row in curve if column in row] for column in ("train_nll", "valid_nll")
-    }
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(ending) for ending in (".svg", ".png")]
     with rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        if points["train_nll"]:
-            steps, losses = zip(*points["train_nll"], strict=True)
-            axes.plot(steps, losses, color=BLUE, linewidth=0.5, alpha=0.35)
-            axes.plot(steps, running_median(losses), color=BLUE, label="training batch, running median")
-        if points["valid_nll"]:
-            axes.plot(*zip(*points["valid_nll"], strict=True), "s--", color=VERMILION, label="validation split")
+        if trained := curve.get("train_nll"):
+            axes.plot(trained.steps, trained.values, color=BLUE, linewidth=0.5, alpha=0.35)
+            smooth = running_median(trained.values)
+            axes.plot(trained.steps, smooth, color=BLUE, label="training batch, running median")
+        if validated := curve.get("valid_nll"):
+            axes.plot(validated.steps, validated.values, "s--", color=VERMILION, label="validation split")
         title = f"{names['domain']}, {names['encoding']}, {names['model']}"
         axes.set(xlabel="optimiser step", ylabel="loss, nats/token", title=title)
         axes.legend()

@@ -21,6 +21,7 @@ from .drawing import (
     wrapped,
     write_plot,
 )
+from .losses import Series
 from .naming import parenthesised
 from .scores import Score
 from .study import Comparison
@@ -76,11 +77,7 @@ def loss_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) 
 def diagnostics_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> Plot | None:
     """What encodings log about their parameters, such as the share of PoPE's delta that is frozen; None if nothing."""
     names = {
-        name: name.replace("_", " ")
-        for run in comparison.runs
-        for row in run.curve
-        for name in row
-        if not ORDINARY.fullmatch(name)
+        name: name.replace("_", " ") for run in comparison.runs for name in run.curve if not ORDINARY.fullmatch(name)
     }
     if not names:
         return None
@@ -178,15 +175,10 @@ def _curves(
     plots = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (column, heading) in zip(plots, panels.items(), strict=True):
         for contestant in comparison.contestants:
-            points: dict[float, list[float]] = {}
-            for run in contestant.runs.values():
-                for row in run.curve:
-                    if column in row:
-                        points.setdefault(row["step"], []).append(row[column])
-            steps = sorted(points)
-            if not steps:
+            series = [run.curve[column] for run in contestant.runs.values() if column in run.curve]
+            if not series:
                 continue
-            mean, low, high = _over_seeds([points[step] for step in steps]).tolist()
+            steps, seeds, (mean, low, high) = (found.tolist() for found in _over_seeds(series))
             smooth = column == SMOOTHED
             line = running_median(mean).tolist() if smooth else mean
             most, *bounds = (line, mean, mean) if smooth else (high, low, high)
@@ -204,11 +196,11 @@ def _curves(
                 {
                     "quantity": column,
                     "model": contestant.label,
-                    "step": int(step),
+                    "step": step,
                     "mean": mean[place],
                     "least": low[place],
                     "most": high[place],
-                    "seeds": len(points[step]),
+                    "seeds": seeds[place],
                 }
                 for place, step in enumerate(steps)
             ]
@@ -229,17 +221,20 @@ def _curves(
     return write_plot(figure, stem, rows, title, caption)
 
 
-def _over_seeds(values: Sequence[Sequence[float]]) -> np.ndarray:
-    """The mean, minimum and maximum of each element of `values`, `[3, len(values)]`."""
-    found, counts = np.empty((3, len(values))), np.array([len(each) for each in values])
-    for count in np.unique(counts):  # elements of equal length are reduced together
-        here = np.flatnonzero(counts == count).tolist()
-        together = np.array([values[i] for i in here])
+def _over_seeds(series: Sequence[Series]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All steps, the number of seeds that have a value there, and its mean, minimum and maximum over them, `[3, N]`."""
+    every, values = (np.concatenate([getattr(each, name) for each in series]) for name in ("steps", "values"))
+    steps, counts = np.unique(every, return_counts=True)
+    begins, values = np.cumsum(counts) - counts, values[np.argsort(every, kind="stable")]
+    found = np.empty((3, len(steps)))
+    for count in np.unique(counts):  # steps with equally many seeds are reduced together
+        here = counts == count
+        together = values[begins[here, None] + np.arange(count)]
         found[:, here] = together.mean(1), together.min(1), together.max(1)
-    return found
+    return steps, counts, found
 
 
-def running_median(values: Sequence[float]) -> np.ndarray:
+def running_median(values: Sequence[float] | np.ndarray) -> np.ndarray:
     """The median of each value and its neighbours, over 1/WINDOW of the curve; the ends have fewer neighbours."""
     half = len(values) // (2 * WINDOW)
     padded = np.pad(np.array(values, float), half, constant_values=np.nan)

@@ -25,7 +25,7 @@ from .checks import baseline_difference, difference
 from .finished import RATE, Listed, Measured, Run
 from .grouping import DOCUMENTS, compare
 from .lengths import read_lengths
-from .losses import read_curve
+from .losses import Curve, read_curve
 from .mechanism_files import read_mechanism
 from .packed import RUNS, read_packed
 from .planned import absent, searched_keys, unmade_models
@@ -253,7 +253,7 @@ def _measured(directory: RunDirectory, manifest: Mapping) -> Measured:
     )
 
 
-def _curve(directory: RunDirectory) -> list[dict[str, float]]:
+def _curve(directory: RunDirectory) -> Curve:
     try:
         return read_curve(directory.path / "metrics.csv")
     except DAMAGE as error:
@@ -265,7 +265,7 @@ def _unfinished(directory: RunDirectory, manifest: Mapping) -> Trouble:
     if (step := manifest.get("diverged")) is not None:  # the curve may go on to the next logged step
         return Trouble(place, DIVERGED, f"step {step} of {steps}: {manifest.get('failed')}")
     curve = _curve(directory)
-    at = f"step {curve[-1]['step']:.0f} of {steps}" if curve else f"none of {steps} steps logged"
+    at = f"step {curve['step'].steps[-1]} of {steps}" if curve else f"none of {steps} steps logged"
     if manifest.get("failed"):
         return Trouble(place, "failed", f"{at}: {manifest['failed']}")
     return Trouble(place, "unfinished", at)

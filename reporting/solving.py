@@ -1,6 +1,5 @@
 """Tasks with right answers: the error of each seed, the solve rate with its exact interval, and the take-off."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,6 +7,7 @@ import scipy
 
 from .contestant import Contestant
 from .intervals import CONFIDENCE
+from .losses import Curve
 from .study import Comparison
 
 Rate = tuple[int, int]  # number of solved seeds, number of seeds
@@ -60,6 +60,8 @@ def rates_p(one: Rate, other: Rate) -> float:
     return float(scipy.stats.boschloo_exact(table).pvalue)
 
 
-def take_off(curve: Iterable[Mapping[str, float]], accuracy: float) -> int | None:
+def take_off(curve: Curve, accuracy: float) -> int | None:
     """The first step at which validation reaches `accuracy`; None if it never does."""
-    return next((int(row["step"]) for row in curve if row.get("valid_accuracy", -1) >= accuracy), None)
+    if (validated := curve.get("valid_accuracy")) is None:
+        return None
+    return next(iter(validated.steps[validated.values >= accuracy].tolist()), None)

@@ -42,11 +42,10 @@ class TakeOff:
         steps, reached = [], []
         for seed in sorted(contestant.runs):
             curve = contestant.runs[seed].curve
-            validated = [int(row["step"]) for row in curve if "valid_accuracy" in row]
-            if not validated:
+            if "valid_accuracy" not in curve:
                 return None
             found = take_off(curve, accuracy)
-            steps.append(validated[-1] if found is None else found)
+            steps.append(curve["valid_accuracy"].steps[-1] if found is None else found)
             reached.append(found is not None)
         return cls(np.array(steps), np.array(reached))
 

@@ -102,7 +102,7 @@ def task(**solved):
     """A task that the models solve with the first so many of all their seeds."""
 
     def run(accuracy):
-        return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve=[])
+        return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve={})
 
     models = [
         SimpleNamespace(label=label, runs={seed: run(float(seed < first)) for seed in range(seeds)})

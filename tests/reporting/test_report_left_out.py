@@ -100,7 +100,7 @@ def test_runs_are_read_alike_by_several_processes(tmp_path, monkeypatch):
 
     def read():
         study = read_study([tmp_path / "runs"])
-        runs = [(run.path, run.config, run.manifest, run.facts, run.curve, run.listed) for run in study.runs]
+        runs = [(run.path, run.config, run.manifest, run.facts, repr(run.curve), run.listed) for run in study.runs]
         return runs, [vars(trouble) for trouble in study.troubles]
 
     alone = read()
@@ -354,4 +354,4 @@ def test_partial_last_line_of_a_log_is_ignored(tmp_path):
     with open(path / "metrics.csv", "a") as file:
         file.write("25,3.")
     (run,) = read_study([tmp_path / "runs"]).runs
-    assert run.curve[-1]["step"] == 20
+    assert run.curve["step"].steps[-1] == 20

@@ -7,6 +7,7 @@ import pytest
 from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
+from bearings.reporting.losses import Series
 from bearings.reporting.reading import read_study
 from bearings.reporting.scores import Score, study_scores
 from bearings.reporting.solving import exact_interval, rates_p, solving, take_off
@@ -80,7 +81,7 @@ def test_solve_rates_are_compared_with_an_exact_test():
 
 def test_seeds_that_reach_the_accuracy_of_the_domain_solve_its_task():
     def run(accuracy, step):
-        curve = [{"step": step, "valid_accuracy": 0.7}]
+        curve = {"valid_accuracy": Series(np.array([step]), np.array([0.7]))}
         return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve=curve)
 
     comparison = SimpleNamespace(solved=0.9, half_way=0.7)
@@ -93,11 +94,7 @@ def test_seeds_that_reach_the_accuracy_of_the_domain_solve_its_task():
 
 
 def test_take_off_is_the_first_step_that_reaches_an_accuracy():
-    curve = [
-        {"step": 1.0, "train_nll": 0.1},
-        {"step": 2.0, "valid_accuracy": 0.4},
-        {"step": 4.0, "valid_accuracy": 0.6},
-    ]
+    curve = {"valid_accuracy": Series(np.array([2, 4, 6]), np.array([0.4, 0.6, 0.5]))}
     assert take_off(curve, 0.4) == 2
     assert take_off(curve, 0.5) == 4
     assert take_off(curve, 0.7) is None
@@ -105,6 +102,6 @@ def test_take_off_is_the_first_step_that_reaches_an_accuracy():
 
 def test_each_split_is_solved_by_its_own_answers():
     splits = {"test": SimpleNamespace(accuracy=1.0), "dense": SimpleNamespace(accuracy=0.2)}
-    model = SimpleNamespace(runs={0: SimpleNamespace(records=splits, curve=[])})
+    model = SimpleNamespace(runs={0: SimpleNamespace(records=splits, curve={})})
     comparison = SimpleNamespace(solved=0.9, half_way=0.7)
     assert [solving(comparison, split, model).rate for split in ("test", "dense")] == [(1, 1), (0, 1)]

@@ -10,6 +10,7 @@ import pytest
 from report_support import make_run, report_task, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
+from bearings.reporting.losses import Series
 from bearings.reporting.reading import read_study
 from bearings.reporting.take_off import (
     TakeOff,
@@ -68,8 +69,8 @@ def test_models_without_validations_have_no_take_off_and_a_plot_needs_both_kinds
             label="rope", runs={seed: SimpleNamespace(curve=curve) for seed, curve in enumerate(curves)}
         )
 
-    early, never = ([{"step": 5, "valid_accuracy": accuracy}] for accuracy in (0.9, 0.1))
-    assert TakeOff.of(model(early, [{"step": 5, "train_nll": 1.0}]), 0.5) is None
+    early, never = ({"valid_accuracy": Series(np.array([5]), np.array([accuracy]))} for accuracy in (0.9, 0.1))
+    assert TakeOff.of(model(early, {}), 0.5) is None
     place = {"half_way": 0.5, "slug": "task", "name": "task"}
     assert take_offs(SimpleNamespace(solved=None, contestants=[model(early)], **place)) == {}
     for curves, drawn in (((early, early), False), ((never, never), False), ((early, never), True)):
@@ -207,7 +208,7 @@ def test_without_take_off_there_is_no_table(tmp_path, report):
 def validated(label, *curves):
     """A model whose seeds validate every 10 steps with these accuracies."""
     runs = {
-        seed: SimpleNamespace(curve=[{"step": 10 * i, "valid_accuracy": each} for i, each in enumerate(curve, 1)])
+        seed: SimpleNamespace(curve={"valid_accuracy": Series(10 * np.arange(1, 1 + len(curve)), np.array(curve))})
         for seed, curve in enumerate(curves)
     }
     return SimpleNamespace(label=label, runs=runs)

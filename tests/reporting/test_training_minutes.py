@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from report_support import make_run
 
 from bearings.reporting.contestant import Contestant
 from bearings.reporting.finished import Listed, Measured, Run
+from bearings.reporting.losses import Series
 from bearings.reporting.reading import read_study
 
 STEPS, ROWS, LENGTH, SPEED = 20, 2, 64, 1500  # of `make_run`; the median speed without the first
@@ -44,8 +46,7 @@ def test_rows_of_a_store_of_unknown_size_count_as_full(tmp_path):
 
 def test_speed_is_the_median_without_the_first_and_only_if_nothing_else_ran():
     def run(*speeds, **session):
-        curve = [{"step": 1, "tokens_per_s": 1.0}, {"step": 2, "valid_nll": 2.0}]
-        curve += [{"step": 3 + number, "tokens_per_s": speed} for number, speed in enumerate(speeds)]
+        curve = {"tokens_per_s": Series(np.arange(1 + len(speeds)), np.array([1.0, *speeds]))}
         return Run(None, {"sessions": [session]}, {}, {}, {}, curve, Measured({}, {}, {}, {}), Listed())
 
     assert run(10.0, 90.0, 20.0).tokens_per_s == 20
