@@ -36,7 +36,7 @@ def bands_plot(comparison: Comparison, styles: Mapping[str, dict], folder: Path)
                 rows.append({**row, "elements": int(seeds[0][place]["elements"]), **figures})
     trained = sorted(comparison.values("data.length"))
     for axes, title in zip(panels, TITLES.values(), strict=True):
-        axis_of_lengths(axes, trained, base=4, above=-10)
+        axis_of_lengths(axes, trained, above=-10)
         axes.set_title(title)
         axes.set_xlabel("wavelength, positions")
     panels[0].set_ylabel("increase of the loss, nats/token")

@@ -95,9 +95,9 @@ def wrapped(text: str, width: int = 30) -> str:
     return literal("\n".join(textwrap.wrap(text, width)))
 
 
-def axis_of_lengths(axes: Axes, trained: Iterable[int], base: int, above: int) -> None:
+def axis_of_lengths(axes: Axes, trained: Iterable[int], above: int) -> None:
     """A logarithmic x-axis with a line at each trained length, whose label is `above` points above the frame."""
-    axes.set_xscale("log", base=base)
+    axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.tick_params(axis="x", labelrotation=30)
     for length in trained:

@@ -59,7 +59,7 @@ def lengths_plot(
     for axes, quantity, label in zip(panels, PANELS, ("context length, tokens", seen), strict=True):
         if here := [row for row in rows if row["quantity"] == quantity]:
             axes.set_ylim(_limits(here))
-        axis_of_lengths(axes, trained, base=2, above=3)
+        axis_of_lengths(axes, trained, above=3)
         axes.set(xlabel=label, ylabel="nats/token")
     _add_perplexities(right)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)

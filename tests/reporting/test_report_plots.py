@@ -106,6 +106,16 @@ def test_every_plot_has_svg_and_csv(tmp_path, report):
     assert float(row["difference"]) == pytest.approx(BETTER["pope"], abs=0.01)
 
 
+def test_labels_of_a_short_axis_of_wavelengths_are_plain_numbers(tmp_path, report):
+    path = make_run(tmp_path / "runs", "rope", 0)
+    columns = ("low", "high", "elements", "plain", "unrotated", "removed")
+    mechanisms(path, "bands", columns, [(4, 16, 3, 2.5, 2.5, 2.75), (16, 64, 3, 2.5, 2.6, 2.7)])
+    folder, _ = report()
+    drawn = (folder / "plots" / "jsb-bands.svg").read_text()
+    assert all(f">{label}</text>" in drawn for label in (8, 16, 32))
+    assert "tspan" not in drawn  # a formula, such as 2 x 4^2
+
+
 def test_samples_of_a_user_s_domain_are_shown_if_they_are_text(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "samples" / "a.fasta").write_text(">a\nMKV")
