@@ -29,7 +29,6 @@ from bearings.core.legends import Elements, Legend
 from bearings.domains.records import Records
 from bearings.lightning_modules.conversion import Stage
 from bearings.reporting import forest, plots, remarks
-from bearings.reporting.drawing import STYLED
 from bearings.reporting.forest import edge_of, lowest
 from bearings.reporting.mechanism_files import LARGEST
 from bearings.reporting.reading import read_study
@@ -335,29 +334,6 @@ def test_running_median_of_a_short_and_a_long_curve():
     curve[50] = 90
     assert plots.running_median(curve).tolist() == [2.0] * 100
     assert plots.running_median(np.arange(80.0))[[0, 40, 79]].tolist() == [1, 40, 78]
-
-
-def test_styles_are_distinct_within_a_comparison():
-    groups = [{*"abcdef"}, {*"ghijkl"}, {"a", "l", "m"}, {"fox, window=8", "pope, window=8", "pope", "rope", "a"}]
-    for labels, styles in zip(groups, plots.styles_of(groups), strict=True):
-        assert styles.keys() == labels
-        assert len({style["color"] for style in styles.values()}) == len(labels)
-
-
-def test_styles_are_distinct_even_if_some_cannot_be_the_same_in_all_comparisons():
-    six = {"nope", "path", "path_fox", "pope", "rope", "fox"}
-    groups = [six | {"alibi"}, six | {"dape"}, six | {"tpe"}, {"alibi", "dape", "tpe", "path", "pope", "rope"}]
-    each = plots.styles_of(groups)
-    for labels, styles in zip(groups, each, strict=True):
-        assert len({style["color"] for style in styles.values()}) == len(labels)
-    assert all(styles["rope"] == each[0]["rope"] for styles in each)
-
-
-def test_an_encoding_has_the_same_style_whatever_it_is_compared_with():
-    every, _ = plots.styles_of([{*STYLED}, {"alibi", "rope"}])
-    for labels in ({"path", "pope", "rope"}, {"alibi", "rope"}, {"fox, window=8", "pope", "pope, window=8"}):
-        (styles,) = plots.styles_of([labels])
-        assert all(styles[label] == every[label.partition(",")[0]] for label in labels - {"alibi", "pope, window=8"})
 
 
 def test_pareto_front_has_the_models_that_no_cheaper_model_matches():
