@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,21 +142,27 @@ def _faults(session: Command, folder: Path) -> list[str]:
 
 
 def _report_all(session: Command) -> None:
-    before, names = README.read_text(encoding="utf-8"), recorded()
-    folders = [STUDIES / name for name in names]
-    made = on_all_cores(write_summary, folders, lambda folder: sum(file.stat().st_size for file in folder.glob("*")))
-    pages = _pages(before, dict(zip(names, made, strict=True)))
+    before = README.read_text(encoding="utf-8")
+    outcomes = _of_all(write_summary)
+    pages = _pages(before, outcomes)
     for path, text in pages.items():
         write_text(path, text)
     written = " and ".join(map(str, pages))
-    session.console.print(f"wrote {written}, and the READMEs of {len(names)} studies")
+    session.console.print(f"wrote {written}, and the READMEs of {len(outcomes)} studies")
     for path in write_figures():
         session.console.print(f"wrote {path}")
 
 
+def _of_all(make: Callable[[Path], Outcome]) -> dict[str, Outcome]:
+    """What `make` returns for the folder of each kept study, by name."""
+    names = recorded()
+    folders = [STUDIES / name for name in names]
+    made = on_all_cores(make, folders, lambda folder: sum(file.stat().st_size for file in folder.glob("*")))
+    return dict(zip(names, made, strict=True))
+
+
 def _check_readme() -> None:
-    outcomes = {name: read_outcome(STUDIES / name) for name in recorded()}
-    for path, text in _pages(README.read_text(encoding="utf-8"), outcomes).items():
+    for path, text in _pages(README.read_text(encoding="utf-8"), _of_all(read_outcome)).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             raise UserError(
                 f"{path} does not match the records: run python main.py task=study study=all task.report=true"
