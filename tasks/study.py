@@ -143,7 +143,7 @@ def _faults(session: Command, folder: Path) -> list[str]:
 
 def _report_all(session: Command) -> None:
     before = README.read_text(encoding="utf-8")
-    outcomes = _of_all(write_summary)
+    outcomes = of_all(write_summary)
     pages = _pages(before, outcomes)
     for path, text in pages.items():
         write_text(path, text)
@@ -153,7 +153,7 @@ def _report_all(session: Command) -> None:
         session.console.print(f"wrote {path}")
 
 
-def _of_all(make: Callable[[Path], Outcome]) -> dict[str, Outcome]:
+def of_all(make: Callable[[Path], Outcome]) -> dict[str, Outcome]:
     """What `make` returns for the folder of each kept study, by name."""
     names = recorded()
     folders = [STUDIES / name for name in names]
@@ -162,7 +162,7 @@ def _of_all(make: Callable[[Path], Outcome]) -> dict[str, Outcome]:
 
 
 def _check_readme() -> None:
-    for path, text in _pages(README.read_text(encoding="utf-8"), _of_all(read_outcome)).items():
+    for path, text in _pages(README.read_text(encoding="utf-8"), of_all(read_outcome)).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             raise UserError(
                 f"{path} does not match the records: run python main.py task=study study=all task.report=true"

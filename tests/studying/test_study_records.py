@@ -13,6 +13,7 @@ import pytest
 from conftest import REPOSITORY
 from pretrained_support import folder_with_tokenizer
 from report_support import DELTA, lengths, make_run, mechanisms, report_task, undrawn  # noqa: F401
+from study_support import study_command  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
@@ -21,13 +22,14 @@ from bearings.reporting.packed import RUNS, packed_names, read_packed
 from bearings.reporting.reading import read_study
 from bearings.reporting.study_list import read_list
 from bearings.studying import jobs, planning, summary
-from bearings.studying.catalogue import recorded, studies
-from bearings.studying.front_page import MARKS, PAGE, front_page, small_models
+from bearings.studying.catalogue import recorded
+from bearings.studying.front_page import MARKS
 from bearings.studying.keeping import keep_run
 from bearings.studying.outcomes import read_outcome
 from bearings.studying.packing import pack
 from bearings.studying.page import rows_as_markdown, table_of
 from bearings.studying.readme import README, with_table
+from bearings.tasks import study
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -314,12 +316,15 @@ def test_the_results_of_a_study_have_the_scores_of_each_run_and_split(tmp_path):
         assert row["accuracy"] == (str(scored.accuracy) if domain == "flip_flop" else "")
 
 
-def test_readme_and_the_page_of_all_studies_match_the_records():
-    readme = README.read_text(encoding="utf-8")
+def test_readme_and_the_page_of_all_studies_match_the_records(tmp_path, monkeypatch, command):
     outcomes = {name: read_outcome(REPOSITORY / "studies" / name) for name in recorded()}
-    assert with_table(readme, *MARKS, small_models(outcomes)) == readme
-    planned = [name for name in studies() if name not in outcomes]
-    assert front_page(outcomes, planned) == PAGE.read_text(encoding="utf-8")
+    monkeypatch.setattr(study, "of_all", lambda make: outcomes)
+    assert command("study=all", "task.check=true") == ""
+    readme = README.read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(with_table(readme, *MARKS, "another table"), encoding="utf-8")
+    monkeypatch.setattr(study, "README", tmp_path / "README.md")
+    with pytest.raises(UserError, match=r"README.md does not match the records: run python main.py task=study"):
+        command("study=all", "task.check=true")
     with pytest.raises(UserError, match="are missing"):
         with_table("no marks", *MARKS, "a table")
     for name, found in outcomes.items():
