@@ -1,9 +1,9 @@
 """The forest plot: differences from the reference with their intervals and the margin of equivalence."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -123,10 +123,19 @@ def legend_of(rows: Sequence[Row]) -> list[Line2D | Patch]:
 
 def reach(row: Row) -> float:
     """How far a row goes from 0."""
-    return max(abs(end) for key in ("difference", *LINES) for end in np.atleast_1d(row[key] or 0))
+    return max(map(abs, _ends(row)))
+
+
+def _ends(row: Row) -> list[float]:
+    """The difference, and both ends of its intervals."""
+    return [row["difference"], *chain.from_iterable(row[basis] or () for basis in LINES)]
 
 
 def edge_of(rows: Sequence[Row]) -> float:
-    """How far the axis goes: one encoding that fails must not press all others into a point."""
+    """How far the axis goes: one encoding that fails must not press all others into a point.
+
+    Rows whose intervals are all below 0 are within it.
+    """
     reaches = sorted(max(reach(row), row["margin"]) for row in rows)
-    return max(reach for reach in reaches if reach <= 5 * reaches[(len(rows) - 1) // 2])
+    usual = max(each for each in reaches if each <= 5 * reaches[(len(rows) - 1) // 2])
+    return max([usual, *(reach(row) for row in rows if max(_ends(row)) < 0)])

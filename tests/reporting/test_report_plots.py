@@ -189,6 +189,10 @@ def test_forest_plot_keeps_its_scale_next_to_an_outlier(tmp_path):
     assert edge_of(rows) == 0.09
     assert edge_of(rows[1:]) == 0.09
     assert edge_of(rows[2:]) == 1.8
+    lower = rows[1] | {"difference": -1.5, "both": (-1.8, -1.2), "seeds": None}
+    assert edge_of([*rows, lower]) == 1.8
+    undecided = lower | {"both": (-1.8, 0.1)}
+    assert edge_of([*rows, undecided]) == 0.09
 
 
 @pytest.mark.parametrize("worse", [0.5, 1000.0])
