@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from .contestant import Contestant
 from .naming import short
 from .scores import Score
-from .statistics import Difference
+from .statistics import DOMINANT, Difference
 from .tables import Row, Table, interval, p_value, percentage, with_sign
 
 
@@ -42,7 +42,12 @@ def difference_table(found: Sequence[Score]) -> Table | None:
         "controls": ("different settings", str),
     }
     title = f"{comparison.name}, {split} split: all intervals and tests"
-    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, [], folded=True)
+    dominated = any(score.difference is not None and score.difference.without is not None for score in found)
+    notes = [
+        f"Holm p: if the largest cluster's share is more than {100 * DOMINANT:g} %, it follows from the larger of the "
+        "p-values with and without that cluster. The other columns include the cluster."
+    ]
+    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, notes * dominated, folded=True)
 
 
 def _row(score: Score, other: Contestant, difference: Difference) -> Row:

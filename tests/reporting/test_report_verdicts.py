@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
 
+from bearings.reporting.differences import difference_table
 from bearings.reporting.reading import read_study
 from bearings.reporting.scores import study_scores
 from bearings.reporting.statistics import holm
@@ -362,3 +363,15 @@ def test_dominant_cluster_leaves_the_verdict_open(tmp_path, report, margin, verd
     (row,) = differences(folder)
     assert float(row["largest_share"]) > 0.9
     assert row["verdict"] == verdict
+
+
+@pytest.mark.parametrize("dominated", [True, False])
+def test_notes_say_which_p_is_adjusted_if_one_cluster_dominates(tmp_path, dominated):
+    for encoding in ("rope", "path"):
+        for seed in (0, 1, 2):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            kept = records(encoding, seed)
+            kept.nats[3] += 0.3 * kept.tokens[3] * (dominated and encoding == "path")
+            kept.save(path / "nll" / "test.npz")
+    table = difference_table(study_scores(read_study([tmp_path / "runs"]), "rope"))
+    assert any("without that cluster" in note for note in table.notes) == dominated
