@@ -35,7 +35,7 @@ def remarks() -> list[str]:
         "tests show neither a difference nor equivalence.",
         f"One cluster dominates: one test cluster causes more than {100 * DOMINANT:g} % of the variance over clusters, "
         "and a result holds either only with it or only without it. The adjusted p is the larger of those with and "
-        "without such a cluster, so it can be above 0.05 although the interval, which includes the cluster, excludes 0.",
+        "without such a cluster, so it can be above 0.05 although the interval, which includes it, excludes 0.",
         "Intervals are not adjusted for the number of tests, so an interval can exclude 0 while the verdict is "
         "undecided.",
         "Learning rates are chosen on validation for each encoding, over the seeds that all its rates have, and only "
