@@ -1,4 +1,4 @@
-"""A page for each kept study, from the summary next to its records, and the overview of all."""
+"""A page for each kept study, from the summary next to its records, and one for all together."""
 
 import re
 
@@ -7,7 +7,10 @@ from ..studying.front_page import PAGE
 from .markdown import Open, write
 
 PAGES = ROOT / "docs"
-MARK = "<!-- results -->\n"
+HOME = "[studies/README.md](../../studies/README.md"
+# Lines of docs/results/index.md that only the repository shows: the site has what they name instead.
+ANSWER = f"{HOME}) has the answer in ten lines and a table. `make docs` writes them here.\n"
+LISTS = f"## All studies\n\n{HOME}#all-studies) lists them. `make docs` writes the list here.\n"
 LINK = re.compile(r"\((\w+)/README\.md\)")
 PLANNED = re.compile(r"\[(\w+)\]\(\1/study\.yaml\)")  # which have no page yet
 PAGE_OF = re.compile(r"\.\./\.\./studies/(\w+)/README\.md")  # as links in the repository
@@ -20,7 +23,7 @@ def summarised() -> list[str]:
 
 
 def write_studies(opened: Open) -> None:
-    """Write `results/`: a page for each study with its plots, and an index with the overview of all."""
+    """Write `results/`: a page for each study with its plots, and an index with the answer and the findings."""
     names = summarised()
     for name in names:
         text = (STUDIES / name / "README.md").read_text(encoding="utf-8")
@@ -29,14 +32,17 @@ def write_studies(opened: Open) -> None:
                 file.write((STUDIES / name / picture).read_bytes())
         write(opened, f"results/{name}.md", PICTURE.sub(rf"]({name}/\1){{ .plot }}", text))
     index = (PAGES / "results" / "index.md").read_text(encoding="utf-8")
-    if MARK not in index:
-        raise ValueError(f"docs/results/index.md: the overview of all studies needs the line {MARK.strip()}")
-    write(opened, "results/index.md", PAGE_OF.sub(r"\1.md", index).replace(MARK, overview()))
+    for mark, part in zip((ANSWER, LISTS), overview(), strict=True):
+        if mark not in index:
+            raise ValueError(f"docs/results/index.md: must have this, which the site replaces: {mark.strip()}")
+        index = index.replace(mark, part)
+    write(opened, "results/index.md", PAGE_OF.sub(r"\1.md", index))
     links = [f"* [{name}]({name}.md)" for name in names]
     write(opened, "results/SUMMARY.md", "\n".join(["* [Overview](index.md)", *links]))
 
 
-def overview() -> str:
-    """What the page of all studies says, with links between the pages of the documentation."""
+def overview() -> tuple[str, str]:
+    """The answer that the page of all studies gives, and its lists of studies, with links between pages of the site."""
     text = PAGE.read_text(encoding="utf-8").partition("\n\n")[2]
-    return LINK.sub(r"(\1.md)", PLANNED.sub(r"`\1`", text.replace("\n## ", "\n### ")))
+    answer, heading, lists = LINK.sub(r"(\1.md)", PLANNED.sub(r"`\1`", text)).partition("## ")
+    return answer, heading + lists
