@@ -31,8 +31,7 @@ def compare(runs: Sequence[Run], diverged: Sequence[Run]) -> tuple[list[Comparis
         first = next(iter(next(iter(group.values())).values()), run)
         if run.seed in seeds:
             troubles.append(Trouble(str(run.path), "duplicate", f"the same run as {seeds[run.seed].path}"))
-        elif other := _other_documents(run, first):
-            reason = f"nll/{other}.npz has other documents than {first.path}"
+        elif reason := _contradiction(run, first):
             troubles.append(Trouble(str(run.path), "unusable", reason))
         else:
             seeds[run.seed] = run
@@ -156,13 +155,16 @@ def _divided(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     return shared, {key: run.facts[key] for key in run.facts if key in own}
 
 
-def _other_documents(run: Run, first: Run) -> str | None:
-    """The first split whose documents differ from those of `first`; None if all agree."""
+def _contradiction(run: Run, first: Run) -> str | None:
+    """Why the records of `run` cannot be compared with those of `first`; None if they can."""
+    if run.records.keys() != first.records.keys():
+        here, there = (", ".join(each.records) for each in (run, first))
+        return f"its splits are {here}, but those of {first.path} are {there}"
     for split, records in run.records.items():
         theirs = first.records[split]
         for name in DOCUMENTS:
             if not np.array_equal(getattr(records, name), getattr(theirs, name)):
-                return split
+                return f"nll/{split}.npz has other documents than {first.path}"
     return None
 
 

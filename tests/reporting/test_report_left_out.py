@@ -172,15 +172,28 @@ def test_an_unlisted_run_that_diverged_is_not_in_the_tables(tmp_path):
     assert read_study([tmp_path]).unlisted == 0
 
 
-def test_records_of_other_documents_are_not_compared(tmp_path):
+@pytest.mark.parametrize("name", ["documents", "clusters", "tokens", "units"])
+def test_records_of_other_documents_are_not_compared(tmp_path, name):
     make_run(tmp_path / "runs", "pope", 0)
     path = make_run(tmp_path / "runs", "rope", 0)
     kept = records("rope", 0)
-    kept.documents[3] = "another piece"
+    getattr(kept, name)[[3, 4]] = getattr(kept, name)[[4, 3]]
     kept.save(path / "nll" / "test.npz")
     (found,) = read_study([tmp_path / "runs"]).troubles
     assert found.place == str(path)
     assert found.why.startswith("nll/test.npz has other documents than ")
+
+
+@pytest.mark.parametrize("splits", [("test",), ("test", "sparse", "dense")])
+def test_records_of_other_splits_are_not_compared(tmp_path, splits):
+    first = make_run(tmp_path / "runs", "pope", 0, splits=("test", "sparse"))
+    path = make_run(tmp_path / "runs", "rope", 0, splits=splits)
+    study = read_study([tmp_path / "runs"])
+    (found,) = study.troubles
+    here = ", ".join(splits)
+    reason = f"its splits are valid, {here}, but those of {first} are valid, test, sparse"
+    assert (found.place, found.state, found.why) == (str(path), "unusable", reason)
+    assert [run.path for run in study.runs] == [first]
 
 
 def test_copies_of_a_run_count_once(tmp_path, report):
