@@ -129,7 +129,7 @@ class Stretch:
         if self.form in ("ntk", "dynamic_ntk"):
             scale = self.factor
             if self.form == "dynamic_ntk":
-                scale = self.factor * max(tokens, self.length) / self.length - (self.factor - 1)
+                scale = 1 + self.factor * (max(tokens, self.length) / self.length - 1)
             return tuple(theta * scale ** (-c / max(1, count - 1)) for c, theta in enumerate(plain))
         if self.form == "longrope":
             factors = self._factors("long" if tokens > self.length else "short", count)

@@ -72,6 +72,12 @@ def test_dynamic_ntk_matches_ntk_for_actual_length():
         assert Stretch("dynamic_ntk", 1, 64).frequencies(4, 1e4, tokens) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("factor", [1.1, 3, 1e17])
+def test_dynamic_ntk_changes_nothing_within_the_trained_length(factor):
+    plain = Stretch("dynamic_ntk", 1, 64).frequencies(4, 1e4, 64)
+    assert Stretch("dynamic_ntk", factor, 64).frequencies(4, 1e4, 64) == plain
+
+
 @pytest.mark.parametrize(
     ("form", "factor", "length"),
     [("magic", 2, 64), ("ntk", 0.5, 64), ("yarn", 2, 0), ("ntk", math.nan, 64), ("yarn", math.inf, 64)],
