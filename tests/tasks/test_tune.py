@@ -161,6 +161,7 @@ def test_every_combination_with_other_settings_is_trained(tmp_path, tune):
     [
         ({"model.droput": [0.0, 0.1]}, r"^task\.grid: model\.droput is not a setting of this run: did you mean model"),
         ({"dropout": [0.0, 0.1]}, r"^task\.grid: dropout is not a setting of this run"),
+        ({"seed.dropout": [0.0, 0.1]}, r"^task\.grid: seed\.dropout is not a setting of this run"),
         ({"model.dropout": [0.0, 2.0]}, r"^model\.dropout=2\.0: "),
     ],
 )
@@ -226,6 +227,7 @@ def test_a_grid_that_is_none_is_refused():
         ({"rates": [1e-3]}, "at least two different learning rates"),
         ({"rates": [1e-3, 1e-3]}, "at least two different learning rates"),
         ({"rates": [0.0, 1e-3]}, "above 0"),
+        ({"rates": [], "grid": {"model.dropout": [0.0, 0.1]}}, "at least one learning rate, finite"),
         ({"rates": [float("nan"), 1e-3]}, "finite"),
         ({"rates": [1e-3, float("inf")]}, "finite"),
         ({"grid": {"model.dropout": [0.1]}}, r"task\.grid: model\.dropout=\[0\.1\]: give at least two values"),
