@@ -230,11 +230,10 @@ class TuneOptions(Options):
     out: Place = "tuning"
 
     def check_together(self) -> None:
-        rates, seeds, fewest = self.rates, self.seeds, 1 if self.grid else 2
+        rates, seeds = self.rates, self.seeds
+        fewest, wanted = (1, "one learning rate") if self.grid else (2, "two different learning rates")
         if rates is not None and (len(set(rates)) < fewest or not all(0 < rate < math.inf for rate in rates)):
-            raise ValueError(
-                f"rates={list(rates)}: give at least two different learning rates, finite and above 0, or null"
-            )
+            raise ValueError(f"rates={list(rates)}: give at least {wanted}, finite and above 0, or null")
         for key, values in (self.grid or {}).items():
             if len(values) < 2:
                 raise ValueError(f"grid: {key}={values}: give at least two values")
