@@ -183,8 +183,9 @@ class ExtrapolateOptions(Options):
     first_tokens: Count = 10
 
     def check_together(self) -> None:
-        if self.contexts is not None and (not self.contexts or min(self.contexts) < 1):
-            raise ValueError(f"contexts={list(self.contexts)}: give at least one length, each of at least 1 token")
+        contexts = self.contexts
+        if contexts is not None and not (contexts and all(1 <= context < 2**48 for context in contexts)):
+            raise ValueError(f"contexts={list(contexts)}: give at least one length, each from 1 token to 2**48 - 1")
 
 
 @dataclass(frozen=True)

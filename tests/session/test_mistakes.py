@@ -150,6 +150,7 @@ MISTAKES = {
     "task=tune task.rates=[nan,1e-3]": "task.rates=[nan, 0.001]: give at least two different learning rates, finite",
     "task=extrapolate": "run=null: this task needs run=DIRECTORY",
     "task=extrapolate task.contexts=[]": "task.contexts=[]: give at least one length",
+    f"task=extrapolate task.contexts=[{2**48}]": f"task.contexts=[{2**48}]: give at least one length, each from 1",
     "task=mechanisms": "run=null: this task needs run=DIRECTORY",
     "task=keep run=nowhere": "run=nowhere: nowhere/config.yaml does not exist",
     "evaluation.validation_tokens=0": "evaluation.validation_tokens=0: it must be at least 1",
