@@ -173,8 +173,9 @@ def test_a_mistake_in_a_list_is_reported_with_its_line_before_training(tmp_path,
 
 
 @pytest.mark.parametrize(("line", "context"), [("task.contexts=[99]", 99), ("task.contexts=[99]", 64), ("", 1024)])
-def test_claims_about_contexts_that_are_scored_are_allowed(tmp_path, line, context):
+def test_claims_about_splits_and_contexts_that_are_scored_are_allowed(tmp_path, line, context):
     claims = [{"claim": "x", "model": "rope", "than": "rope", "context": context}]
+    claims += [{"claim": "y", "model": "rope", "than": "rope", "split": "test"}]
     study = {"claims": claims, "runs": ["experiment=debug encoding=rope"], "then": [f"task=extrapolate {line}"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     assert len(planning.plan(tmp_path, tmp_path / "trained")) == 1
