@@ -318,6 +318,14 @@ def test_comparisons_of_other_data_have_unique_titles(tmp_path):
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
 
 
+def test_comparisons_are_numbered_by_domain(tmp_path):
+    for steps, store in ((20, "5" * 64), (40, "6" * 64)):
+        make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}")
+        make_run(tmp_path / "runs", "rope", 0, domain="maestro", store=store)
+    names = [comparison.name for comparison in read_study([tmp_path / "runs"]).comparisons]
+    assert names == ["jsb (steps=20)", "jsb (steps=40)", "maestro", "maestro-2"]
+
+
 def test_equal_values_of_different_types_form_one_comparison(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     rewritten(make_run(tmp_path / "runs", "rope", 1), "optimizer", clip=1)
