@@ -78,6 +78,15 @@ def test_values_that_a_study_compares_are_in_names_and_titles(tmp_path, report):
     assert "jsb: steps=20 or 40," in (folder / "tables" / "across.csv").read_text()
 
 
+def test_models_with_other_compared_settings_are_not_copies(tmp_path):
+    runs = study(tmp_path / "runs", "optimizer.learning_rate")
+    for rate in (0.001, 0.002):
+        make_run(runs, "sliding_window", 0, f"optimizer.learning_rate={rate}")
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert len(comparison.chosen) == 2
+    assert comparison.copies == {}
+
+
 def test_compared_settings_with_the_same_last_name_are_both_in_the_label(tmp_path):
     """A setting of the domain that is also part of the token store's content is named once."""
     runs = study(tmp_path / "runs", "domain.length, data.length")

@@ -318,6 +318,19 @@ def test_comparisons_of_other_data_have_unique_titles(tmp_path):
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
 
 
+def test_models_with_too_few_seeds_follow_the_others_and_are_no_reference(tmp_path):
+    """Even if they are better or have fewer changed options."""
+    make_run(tmp_path / "runs", "pope", 0)
+    make_run(tmp_path / "runs", "rope", 0)
+    for seed in (0, 1, 2):
+        make_run(tmp_path / "runs", "nope", seed)
+        make_run(tmp_path / "runs", "rope", seed, "encoding.randomise=512")
+    (comparison,) = read_study([tmp_path / "runs"]).comparisons
+    assert [each.testable for each in comparison.chosen] == [True, True, False, False]
+    reference = comparison.reference(comparison.chosen[0], "rope")
+    assert reference.label == "rope, randomise=512"
+
+
 def test_comparisons_are_numbered_by_domain(tmp_path):
     for steps, store in ((20, "5" * 64), (40, "6" * 64)):
         make_run(tmp_path / "runs", "rope", 0, f"trainer.steps={steps}")
