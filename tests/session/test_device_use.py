@@ -5,6 +5,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+import torch
 from training_support import configured, go, interrupt_after
 
 from bearings.core.errors import InterruptedRunError
@@ -54,7 +55,8 @@ def test_the_files_of_killed_processes_do_not_count_and_are_deleted(folder):
 
 
 def test_a_folder_that_cannot_be_written_costs_the_count_only(folder, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
+    (folder / "file").touch()  # FileLock would create a missing folder
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "file"))
     assert Use("a").noted == []
 
 
@@ -69,6 +71,15 @@ def test_a_run_records_how_many_others_have_trained_beside_it_since_it_began_or_
     run, _ = go(plain)
     assert [session.get("beside") for session in run.manifest["sessions"]] == [1, None]
     assert Use("cpu").noted == []
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "expected"), [("cpu", 2, ["cpu"]), ("cuda:1", 1, ["GPU-1"]), ("cuda:1", 2, ["GPU-0", "GPU-1"])]
+)
+def test_the_devices_of_a_run_are_those_of_all_its_ranks(monkeypatch, device, ranks, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"GPU-{index}"))
+    settings = SimpleNamespace(device=torch.device(device), ranks=ranks, devices=ranks)
+    assert devices_of(settings) == expected
 
 
 @pytest.mark.gpu
