@@ -43,10 +43,11 @@ def refuse_missing_axes(transformer: Transformer) -> None:
             )
 
 
-def refuse_later_tokens(transformer: Transformer, length: int) -> None:
-    """Raise UserError if the outputs of an untrained `transformer` depend on later tokens or on the number of them.
+def refuse_unsound_outputs(transformer: Transformer, length: int) -> None:
+    """Raise UserError if outputs of an untrained `transformer` are not finite, or depend on later tokens.
 
-    Its losses would then be meaningless. The parameters are changed, because initial values can hide it.
+    They may not depend on the number of later tokens either: losses would be meaningless. After the first check, the
+    parameters are changed, because initial values can hide a dependence.
 
     Args:
         transformer: on the CPU, with a vocabulary of at least 2.
@@ -57,9 +58,14 @@ def refuse_later_tokens(transformer: Transformer, length: int) -> None:
     draw = torch.Generator().manual_seed(0)
     transformer.eval()
     with torch.no_grad():
+        tokens = torch.randint(2, [1, length], generator=draw)
+        if len(wrong := (~transformer.hidden(tokens)[0].isfinite()).any(-1).nonzero()):
+            raise UserError(
+                f"encoding {kinds}: the output at token {int(wrong[0])} is infinite or not a number, so losses would "
+                "be too: look for a division by zero or an overflow"
+            )
         for parameter in transformer.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.1)
-        tokens = torch.randint(2, [1, length], generator=draw)
         outputs = transformer.hidden(tokens)
         for place in filter(None, (length // 3, length - 1)):
             earlier, later = tokens[:, :place], tokens[:, place:]

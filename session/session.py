@@ -28,7 +28,7 @@ from .conversion import check_start, check_vocabulary
 from .matching import matched
 from .models import build_transformer, read_checkpoint
 from .overrides import key_of
-from .refusals import begun, refuse_later_tokens, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows
+from .refusals import begun, refuse_missing_axes, refuse_runs_among_data, refuse_unshared_rows, refuse_unsound_outputs
 from .run_directory import PLACES, RunDirectory, changes
 
 
@@ -70,7 +70,7 @@ class Session(Command):
         if any(not type(encoding).__module__.startswith("bearings.") for encoding in transformer.encodings):
             given = self.config["encoding"].items()  # the probe runs on a CPU, and its tokens have no time
             encoding = {key: value for key, value in given if key not in ("implementation", "clock")}
-            refuse_later_tokens(build_transformer({**self.config, "encoding": encoding}, 2), data.length)
+            refuse_unsound_outputs(build_transformer({**self.config, "encoding": encoding}, 2), data.length)
         self.identify()  # last, because it reads all the data
 
     def identify(self) -> None:

@@ -205,6 +205,20 @@ def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_p
         assert (status, err) == (2, f"error: {line} meaningless: use only earlier tokens\n")
 
 
+def test_a_class_of_another_package_whose_outputs_are_not_finite_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "dividing", raising=False)
+    (tmp_path / "modules" / "dividing.py").write_text(
+        "from bearings.encodings.nope import NoPE\n"
+        "class Dividing(NoPE):\n"
+        "    def encode_query(self, q, positions):\n"
+        "        return q / positions[:, None, None]\n"
+    )
+    own = ("encoding=nope", "encoding._target_=dividing.Dividing", "trust=dividing")
+    status, _, err = run(*own, "domain=flip_flop", "task=check")
+    line = "encoding Dividing: the output at token 0 is infinite or not a number, so losses would be too"
+    assert (status, err) == (2, f"error: {line}: look for a division by zero or an overflow\n")
+
+
 def test_a_run_is_named_after_the_class_that_replaces_that_of_a_file():
     with trusting("mine"):
         config = {**asked_by("encoding._target_=mine.Mine"), "content": {}}
