@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,7 +31,7 @@ def asked(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, st
         UserError: see `resolve`, `build` and `refuse_hidden_choices`.
     """
     refuse_hidden_choices(overrides)
-    plain = resolve(config, choices["encoding"], overrides)
+    plain = resolve(config, choices, overrides)
     plain["names"] = {group: name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}
     if "pretrained" in plain:
         plain["names"]["model"] = plain["pretrained"]["name"]
@@ -76,7 +77,9 @@ def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
     return packages
 
 
-def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence[str] = ()) -> dict:
+def resolve(
+    config: DictConfig, choices: Mapping[str, str] = MappingProxyType({}), overrides: Sequence[str] = ()
+) -> dict:
     """A composed configuration as plain dictionaries, with each `_target_` block checked against its constructor.
 
     Integers become floats if the constructor declares a float: 1 and 1.0 are the same setting and give the same run.
@@ -84,7 +87,7 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     `encodings: {pope: {delta_init: zero}}` sets `encoding.delta_init` if the encoding is pope.
 
     Args:
-        encoding: name of the chosen encoding.
+        choices: the name of the file that is chosen for each group; none means those in configs/.
         overrides: settings of the command line; they take precedence over `encodings`.
 
     Raises:
@@ -100,12 +103,14 @@ def resolve(config: DictConfig, encoding: str | None = None, overrides: Sequence
     problems += _unknown_groups(plain)
     if not problems:
         explicit = {key_of(override) for override in overrides}
-        options = by_encoding.get(encoding, {}).items()
+        options = by_encoding.get(choices.get("encoding"), {}).items()
         plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
         pretrained = start_from_pretrained(plain, explicit)
     for group in ("domain", "encoding"):
         if f"{group}._target_" in map(key_of, overrides):
             plain[group] = _of_own_class(group, plain[group], overrides)
+        elif group in choices and choices[group] not in choices_of(group):  # in a folder of --config-dir
+            plain[group] = _with_defaults(group, plain[group])
     blocks = {**dict.fromkeys(KINDS), **plain}
     late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
     problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
@@ -129,13 +134,21 @@ def _unknown_groups(plain: Mapping) -> Iterator[str]:
 def _of_own_class(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
     """A block whose class a command has replaced, with the new class's defaults and without options that it lacks."""
     try:
-        by = declared(block["_target_"], group)
+        known = options_of(declared(block["_target_"], group))
     except UserError:  # `_problems` reports it
         return dict(block)
-    known, own = options_of(by), {key: value for key, value in defaults_of(by).items() if _is_setting(value)}
     given = {key_of(override).removeprefix(f"{group}.") for override in overrides}
-    kept = {key: value for key, value in block.items() if key in known or key in given}
-    return {**{key: value for key, value in own.items() if key not in GIVEN.get(group, ())}, **kept}
+    return _with_defaults(group, {key: value for key, value in block.items() if key in known or key in given})
+
+
+def _with_defaults(group: str, block: Any) -> Any:
+    """A block with the defaults of its class, which Hydra does not know."""
+    try:
+        own = defaults_of(declared(block["_target_"], group)).items()
+    except (UserError, KeyError, TypeError):  # `_problems` reports it
+        return block
+    defaults = {key: value for key, value in own if key not in GIVEN.get(group, ()) and _is_setting(value)}
+    return {**defaults, **block}
 
 
 def _is_setting(value: Any) -> bool:

@@ -22,8 +22,16 @@ def key_of(override: str) -> str:
 
 
 def with_new_keys(settings: Sequence[str]) -> list[str]:
-    """Add `++` to the settings of groups whose class is replaced: Hydra requires it for keys that the file lacks."""
-    groups = {group for group in ("domain", "encoding") if f"{group}._target_" in map(key_of, settings)}
+    """Add `++` to the settings of groups with a class that Hydra does not know: it requires this for new keys.
+
+    The class is set on the command line, or in a file that is not in configs/.
+    """
+    given = {key_of(each): each.partition("=")[2] for each in settings}
+    groups = {
+        group
+        for group in ("domain", "encoding")
+        if f"{group}._target_" in given or not {*given.get(group, "").split(",")} <= {"", *choices_of(group)}
+    }
     return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
 
 

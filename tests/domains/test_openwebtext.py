@@ -202,7 +202,8 @@ def test_yaml_matches_constructor_defaults(name, domain):
 )
 def test_configurations_of_the_paper(size, shape, encoding):
     with initialize_config_dir(str(REPOSITORY / "configs"), version_base="1.3"):
-        config = resolve(compose("config", [f"experiment=pope_openwebtext_{size}", f"encoding={encoding}"]), encoding)
+        composed = compose("config", [f"experiment=pope_openwebtext_{size}", f"encoding={encoding}"])
+        config = resolve(composed, {"encoding": encoding})
     model, data, optimizer = config["model"], config["data"], config["optimizer"]
     assert config["domain"]["_target_"] == "bearings.domains.openwebtext.OpenWebText"
     assert (model["width"], model["layers"], model["heads"]) == shape

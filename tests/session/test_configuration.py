@@ -78,7 +78,7 @@ def test_every_shipped_yaml_composes_and_builds(arguments, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     config, _, choices = composed_by(*arguments.split())
     with outlined():
-        Session.of(resolve(config, choices["encoding"])).transformer(vocabulary=5)
+        Session.of(resolve(config, choices)).transformer(vocabulary=5)
 
 
 @pytest.mark.parametrize("encoding", choices_of("encoding"))

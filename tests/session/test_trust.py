@@ -235,6 +235,21 @@ def test_a_run_is_named_after_a_file_in_another_folder(run, tmp_path):
     assert "runs/flip_flop/own/small-" in out
 
 
+def test_a_file_in_another_folder_needs_no_options(run, tmp_path):
+    (tmp_path / "conf" / "encoding").mkdir(parents=True)
+    (tmp_path / "conf" / "encoding" / "own.yaml").write_text("_target_: mine.Mine\n")
+    given = ("--config-dir", str(tmp_path / "conf"), "encoding=own", "trust=mine", "domain=flip_flop", "task=check")
+    names = set()
+    for options in ((), ("encoding.speed=0.1",), ("encoding.speed=0.3",)):
+        status, out, err = run(*given, *options)
+        assert (status, err) == (0, "")
+        names |= set(re.findall(r"small-[0-9a-f]{8}", out))
+    assert len(names) == 2
+    status, _, err = run(*given, "encoding.sped=0.3")
+    assert (status, err.count("\n")) == (2, 1)
+    assert err.startswith("error: encoding.sped: unknown key; did you mean encoding.speed? allowed: ")
+
+
 def test_a_run_records_the_defaults_of_a_class_of_another_package():
     with trusting("mine"):
         plain, same, other = (
