@@ -84,7 +84,7 @@ def choices_in(line: str, of: str = "runs") -> list[list[str]]:
         for setting in values:
             key, _, value = setting.lstrip("+").partition("=")
             if key in CHOSEN and not re.fullmatch(r"[\w-]+", value):
-                raise UserError(f"{setting}: must be the name of a file in configs/{key}")
+                raise UserError(f"{setting}: must be the name of a file in configs/{key}, or in {key} of --config-dir")
     return choices
 
 
@@ -107,7 +107,7 @@ def refuse_foreign(setting: Override, word: str, of: str) -> None:
     if setting.is_delete() or setting.package is not None or any(part.startswith("_") for part in parts):
         raise UserError(
             f"{word}: only settings such as encoding.base=1000 are allowed, without keys that begin with _: to use "
-            "your class, name it in configs/GROUP/FILE.yaml, and write GROUP=FILE"
+            "your class, name it in FOLDER/GROUP/FILE.yaml, write GROUP=FILE, and give the command --config-dir=FOLDER"
         )
 
 

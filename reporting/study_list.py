@@ -1,5 +1,6 @@
 """The list of a study's runs, `study.yaml`: reads and checks it."""
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 from ..core.errors import UserError, nearest_key, one_line, shortened, suggestions
 from ..core.plain_yaml import as_yaml, read_yaml
-from ..session.overrides import choices_of
+from ..session.overrides import choices_of, key_of
 from ..session.run_config import GROUPS
 from ..session.settings import known_keys
 from ..session.trust import trusted
@@ -64,8 +65,8 @@ def read_list(folder: Path) -> Mapping[str, Any]:
             found["claims"] = read_claims(found["claims"])
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / LIST}: {one_line(error)}") from error
-    _check_encodings(folder, found)
     _check_lines(folder, found)
+    _check_encodings(folder, found)
     return found
 
 
@@ -112,8 +113,10 @@ def _read_published(given: Any) -> dict[str, Mapping[str, str]]:
 
 
 def _check_encodings(folder: Path, found: Mapping[str, Any]) -> None:
-    """Raise UserError for a published result of an encoding that does not exist."""
-    encodings = choices_of("encoding")
+    """Raise UserError for a published result of an encoding that neither configs/ nor a line of the list has."""
+    lines = itertools.chain(*(choices_in(line) for line in found["runs"])) if "published" in found else ()
+    named = {each.partition("=")[2] for values in lines for each in values if key_of(each) == "encoding"}
+    encodings = sorted({*choices_of("encoding"), *named})
     for each in (encoding for figures in found.get("published", {}).values() for encoding in figures):
         if each not in encodings:
             raise UserError(f"{folder / LIST}, published: {each} is not an encoding; {suggestions(each, encodings)}")

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..core.errors import UserError
 from ..session.configuration import asked
 from ..session.explaining import explain
-from ..session.overrides import choices_of, key_of
+from ..session.overrides import as_setting, choices_of, key_of, with_new_keys
 from ..session.settings import file_of
 
 
@@ -20,9 +20,13 @@ class Composer:
     """Composes the settings of one command after another, while Hydra is initialised.
 
     Hydra takes a fifth of a second, and studies of all encodings have hundreds of runs.
+
+    Args:
+        own_files: the folder of --config-dir; None without one.
     """
 
-    def __init__(self):
+    def __init__(self, own_files: str | None = None):
+        self._places = [] if own_files is None else [as_setting("hydra.searchpath", [f"file://{own_files}"])]
         self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, str]]] = {}  # by the other settings
 
     def asked(self, given: Sequence[str]) -> tuple[dict, Any]:
@@ -40,7 +44,7 @@ class Composer:
             config, choices = self._composed[others]
             config.encoding = block
             return config, {**choices, "encoding": names[0]}
-        config, choices = _composed(given)
+        config, choices = _composed([*given, *self._places])
         if block is not None and OmegaConf.to_container(config.encoding) == block:  # no experiment changes it
             self._composed[others] = config, choices
         return config, choices
@@ -60,7 +64,7 @@ def _block(encoding: str) -> Mapping[str, Any] | None:
 def _composed(given: Sequence[str]) -> tuple[DictConfig, Mapping[str, str]]:
     """What Hydra makes of settings, and the files that it chooses for each group."""
     try:
-        config = compose("config", overrides=[*given], return_hydra_config=True)
+        config = compose("config", overrides=with_new_keys(given), return_hydra_config=True)
     except HydraException as error:
         raise UserError(explain(error, given)) from error
     choices = config.hydra.runtime.choices

@@ -36,6 +36,7 @@ class Planned:
         then: settings of the commands that follow it, one string each.
         one_device: whether it trains on a single device.
         names: the configuration files of its groups.
+        flags: flags of its commands.
         other_data: how the data of its records differ from those here; empty if it has none, or if they are the same.
     """
 
@@ -45,6 +46,7 @@ class Planned:
     then: Sequence[str] = ()
     one_device: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
     other_data: str = ""
 
     suffix: ClassVar[str] = ""  # of the name of its log file
@@ -103,11 +105,12 @@ def commands(runs: Sequence[Job]) -> list[list[str]]:
     trust = [setting for setting in first.settings if key_of(setting) == "trust"]
     paths = ",".join(as_value(run.path) for run in runs)
     follow = ([*words_of(line), *trust, f"run={paths}"] for line in first.then)
+    program = [sys.executable, str(MAIN), *first.flags]
     if len(runs) == 1:
-        return [[sys.executable, str(MAIN), *settings] for settings in (given, *follow)]
+        return [[*program, *settings] for settings in (given, *follow)]
     # A command for several runs cannot take the names of configuration files from one of them.
     follow = ([*line, *choices_for(first.names, {key_of(each) for each in line})] for line in follow)
-    return [[sys.executable, str(MAIN), "-m", *settings] for settings in (given, *follow)]
+    return [[*program, "-m", *settings] for settings in (given, *follow)]
 
 
 def together(planned: Sequence[Job], most: int) -> list[list[Job]]:

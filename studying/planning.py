@@ -33,7 +33,9 @@ from .jobs import Job, Planned, seed_of
 from .searching import Searched
 
 
-def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None = None) -> list[Job]:
+def plan(
+    folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None = None, own_files: str | None = None
+) -> list[Job]:
     """The runs of the study in `folder`, in the order of its list, or the searches that choose their settings.
 
     All lines are checked, so that a mistake is reported before anything is trained. Runs with kept records need not be
@@ -44,6 +46,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
         runs: where the runs are trained; searches use the folder `tuning` next to it.
         settings: settings for every run.
         of: settings of some runs, from `searched_run`; only these are planned.
+        own_files: the folder of --config-dir; None without one.
 
     Raises:
         UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
@@ -60,7 +63,7 @@ def plan(folder: Path, runs: Path, settings: Sequence[str] = (), of: str | None 
     if not study["runs"]:
         raise UserError(f"{folder / LIST}: runs is empty: list a line, {EXAMPLE}")
     written = [as_written(line, each) for line in study["runs"] for each in expanded(line)]
-    planning = Planning(folder, runs, settings, study)
+    planning = Planning(folder, runs, settings, study, own_files)
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         for line, (each, chosen) in zip(written, listed(folder), strict=True):
@@ -99,19 +102,23 @@ class Planning:
     Args:
         folder, runs, settings: as for `plan`.
         study: the list, from `read_list`.
+        own_files: the folder of --config-dir; None without one.
 
     Attributes:
         jobs: the runs and searches so far, in order, by their paths.
     """
 
-    def __init__(self, folder: Path, runs: Path, settings: Sequence[str], study: Mapping[str, Any]):
+    def __init__(
+        self, folder: Path, runs: Path, settings: Sequence[str], study: Mapping[str, Any], own_files: str | None = None
+    ):
         self.folder, self.runs, self.settings, self.study = folder, runs, settings, study
+        self._flags = [] if own_files is None else [f"--config-dir={own_files}"]
         self._place = as_setting("runs", runs)
         self.then: Sequence[str] = study.get("then", ())
         self.jobs: dict[Path, Job] = {}
         self._lines: dict[Path, str] = {}  # by the directory of the run
         self._alike: dict[tuple[str, ...], Alike] = {}  # by the settings without a seed, so that each is composed once
-        self._composer = Composer()
+        self._composer = Composer(own_files)
         self._contents: dict[str, Mapping] = {}  # by the domain's settings, so that its files are read once
         self._followed: dict[tuple[str, ...], tuple[Mapping, Any]] = {}  # by settings, so that each is composed once
         self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
@@ -175,7 +182,7 @@ class Planning:
     def _planned(self, given: Sequence[str], config: Mapping, path: Path) -> Planned:
         one_device = config["trainer"]["devices"] == config["trainer"]["nodes"] == 1
         kept = self.folder / "runs" / path.relative_to(self.runs)
-        planned = Planned(given, path, kept, [*self.then], one_device, config["names"])
+        planned = Planned(given, path, kept, [*self.then], one_device, config["names"], flags=self._flags)
         if not planned.finished and (there := self._kept().get(_apart_from_data(config))) is not None:
             planned.other_data = _differing(there, config["content"])
         return planned
@@ -214,8 +221,8 @@ class Planning:
         with _named(self.folder, search):
             asked_for, task = self._composer.asked(given)
             path = task.check(Session(config))
-            each_seed = task.each_seed(asked_for)
-            return Searched(searched_run(run), search, task.points(config), given, path, each_seed, self.folder)
+            points, each_seed = task.points(config), task.each_seed(asked_for)
+            return Searched(searched_run(run), search, points, given, path, each_seed, self.folder, self._flags)
 
 
 def _kept_data(folder: Path) -> dict[tuple[str, int], Mapping]:

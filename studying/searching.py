@@ -79,6 +79,7 @@ class Searched:
         path: the table that the command writes.
         each_seed: its seeds, as in that table.
         study: folder of the study, to whose `tuning.csv` the results are added.
+        flags: flags of its command.
         waiting: number of runs whose settings it chooses.
         part: numbers of the points that one process trains; None for all.
     """
@@ -90,6 +91,7 @@ class Searched:
     path: Path
     each_seed: str
     study: Path
+    flags: Sequence[str] = ()
     waiting: int = 0
     part: Sequence[int] | None = None
 

@@ -86,7 +86,8 @@ class Study(Task):
         packed = not self.dry and pack(folder) > 0  # records of another machine, which this one may be unable to train
         faults = _faults(session, folder) if packed else []  # told at the end, because the other runs can be trained
         end = time.monotonic() + (float("inf") if self.limit is None else self.limit)
-        planned = plan(folder, runs, settings)
+        own = session.own_files
+        planned = plan(folder, runs, settings, own_files=own)
         todo = [each for each in planned if not each.finished]
         searches = [each for each in planned if isinstance(each, Searched)]
         finished = len(planned) - len(todo)
@@ -108,7 +109,7 @@ class Study(Task):
         known = {each.path for each in planned}  # so that nothing is trained or searched twice
 
         def after(job: Job) -> list[Job]:
-            found = plan(folder, runs, settings, job.run) if isinstance(job, Searched) else []
+            found = plan(folder, runs, settings, job.run, own) if isinstance(job, Searched) else []
             new = [each for each in found if not (each.finished or each.path in known)]
             known.update(each.path for each in new)
             return new
@@ -118,7 +119,7 @@ class Study(Task):
         if pack(folder) or not (todo or packed):  # the question or the claims may have changed
             faults = _faults(session, folder)
         if searches:  # those that have ended are runs by now
-            planned = plan(folder, runs, settings)
+            planned = plan(folder, runs, settings, own_files=own)
         if left := sum(not each.finished for each in planned):
             what = "runs and searches" if any(isinstance(each, Searched) for each in planned) else "runs"
             unfinished = f"{left} of {len(planned)} {what} are not finished: rerun the command to resume"

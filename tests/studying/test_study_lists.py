@@ -28,7 +28,7 @@ from bearings.studying.outcomes import read_outcome
         ("hydra/job_logging=evil", "hydra/job_logging: unknown key"),
         ("hydra.run.dir=/", "hydra: unknown key"),
         ("trust=evil", "trust: unknown key"),
-        ("encoding._target_=evil.Evil", "without keys that begin with _: to use your class, name it in configs/"),
+        ("encoding._target_=evil.Evil", "without keys that begin with _: to use your class, name it in FOLDER/"),
         ("+encoding.x._target_=evil.Evil", "without keys that begin with _"),
         ("encoding@domain=rope", "only settings such as encoding.base=1000 are allowed"),
         ("~encoding", "only settings such as encoding.base=1000 are allowed"),
