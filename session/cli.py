@@ -31,7 +31,14 @@ from ..core.words import plural
 from .command import Command
 from .configuration import asked, trusted_by
 from .explaining import line_of, one_line_errors
-from .overrides import refuse_no_choice, refuse_removals, refuse_unknown_flags, refuse_unread, with_new_keys
+from .overrides import (
+    refuse_hidden_files,
+    refuse_no_choice,
+    refuse_removals,
+    refuse_unknown_flags,
+    refuse_unread,
+    with_new_keys,
+)
 from .settings import CONFIGS
 from .trust import trusting
 
@@ -177,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     job = hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")(sweep.start)
     with one_line_errors():
         refuse_unknown_flags(given)
+        refuse_hidden_files(given)
         refuse_no_choice(given)
         refuse_removals(given)
         sys.argv = [program, *arranged(given)]  # Hydra reads them there

@@ -83,6 +83,14 @@ def refuse_unknown_flags(arguments: Sequence[str]) -> None:
         refuse(f"{flags[0]}: unknown flag", *([setting] if "=" in setting else []))
 
 
+def refuse_hidden_files(arguments: Sequence[str]) -> None:
+    """Raise UserError if the folder of --config-dir has a file that Hydra would ignore for one of the same name."""
+    own = get_args_parser().parse_known_args(arguments)[0].config_dir
+    for file in sorted(Path(own).glob("*/*.yaml")) if own else ():
+        if file.stem in choices_of(group := file.parent.name):
+            raise UserError(f"{file}: {group}={file.stem} is the file in configs/{group}: give yours another name")
+
+
 def refuse_no_choice(arguments: Sequence[str]) -> None:
     """Raise UserError for a group without a file, as `experiment=null` or `encoding=3`, or with a list of files."""
     parser = OverridesParser.create()

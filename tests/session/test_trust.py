@@ -235,6 +235,14 @@ def test_a_run_is_named_after_a_file_in_another_folder(run, tmp_path):
     assert "runs/flip_flop/own/small-" in out
 
 
+def test_a_file_in_another_folder_that_hydra_would_ignore_is_refused(run, tmp_path):
+    (tmp_path / "conf" / "encoding").mkdir(parents=True)
+    (tmp_path / "conf" / "encoding" / "rope.yaml").write_text("_target_: bearings.encodings.nope.NoPE\n")
+    status, _, err = run("--config-dir=conf", "encoding=rope", "domain=flip_flop", "task=check")
+    line = "conf/encoding/rope.yaml: encoding=rope is the file in configs/encoding: give yours another name"
+    assert (status, err) == (2, f"error: {line}\n")
+
+
 def test_a_file_in_another_folder_needs_no_options(run, tmp_path):
     (tmp_path / "conf" / "encoding").mkdir(parents=True)
     (tmp_path / "conf" / "encoding" / "own.yaml").write_text("_target_: mine.Mine\n")
