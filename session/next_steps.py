@@ -7,12 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from ..core.errors import UserError
+from ..lightning_modules.outline import outlined
 from .identity import STAGES, identity
-from .matching import unmatched
+from .matching import matched, unmatched
+from .models import build_transformer
 from .overrides import as_setting, as_value, choices_of, key_of
 from .run_directory import RunDirectory, leaves
 from .session import Session
+from .settings import file_of
 
 PREFERRED = ("rope", "pope", "path")  # encodings to compare with, before the others
 OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that do not carry over to a run with another encoding
@@ -41,7 +46,8 @@ def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[s
     flags = [] if own is None else [f"--config-dir={_from_here(own)}"]
     runs = Path(session.config["runs"]) / names["domain"]
     others = [name for name in dict.fromkeys((*PREFERRED, *choices_of("encoding"))) if name != names["encoding"]]
-    if new := next((name for name in others if not _has_run(runs / name, session.config)), None):
+    lacking = (name for name in others if not _has_run(runs / name, session.config))
+    if new := next((name for name in lacking if _is_possible(name, session.config)), None):
         shared = [each for each in overrides if key_of(each).split(".")[0] not in OF_ONE_RUN]
         if "task=convert" in overrides and new != "rope":  # the pretrained model has RoPE already
             shared.append("task=convert")
@@ -60,6 +66,17 @@ def _has_run(folder: Path, config: Mapping) -> bool:
         except UserError:  # damaged, or from another version
             continue
     return False
+
+
+def _is_possible(encoding: str, config: Mapping) -> bool:
+    """Whether a model with `config` can have another encoding: `match` excludes some, and long contexts others."""
+    other = {**unmatched(config), "encoding": OmegaConf.to_container(file_of("encoding", encoding))}
+    try:
+        with outlined():
+            longest = build_transformer(matched(other), vocabulary=2).longest
+    except UserError:
+        return False
+    return longest is None or longest >= config["data"]["length"]
 
 
 def _shared(config: Mapping) -> dict:

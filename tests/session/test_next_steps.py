@@ -65,6 +65,13 @@ def test_options_of_encodings_and_where_runs_were_made_do_not_matter(tmp_path):
     assert commands(tmp_path, [], finished=finished)[0] == ["encoding=path"]
 
 
+@pytest.mark.parametrize("excludes_it", ["match=params", "data.length=4096"])
+def test_an_encoding_that_these_settings_exclude_is_not_suggested(tmp_path, excludes_it):
+    given = ["experiment=debug", excludes_it]
+    finished = [(name, SEED, *given) for name in ("rope", "path")]
+    assert commands(tmp_path, given, finished=finished)[0][0] == "encoding=absolute_sinusoidal"
+
+
 def test_a_damaged_run_is_no_run(tmp_path):
     path = make_run(tmp_path, "rope", SEED)
     (path / "config.yaml").write_text("{")
