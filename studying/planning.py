@@ -49,9 +49,10 @@ def plan(
         own_files: the folder of --config-dir; None without one.
 
     Raises:
-        UserError: the settings are invalid or change results; `runs` is the folder of kept records; a line of the list
-            is invalid; two lines are the same run; its reference, a claim or a published result is of an encoding that
-            no run has; or a claim has a context that no line of `then` scores.
+        UserError: the settings are invalid, change results, or name data although the runs have several domains; `runs`
+            is the folder of kept records; a line of the list is invalid; two lines are the same run; its reference, a
+            claim or a published result is of an encoding that no run has; or a claim has a context that no line of
+            `then` scores.
     """
     _refuse_decisive(folder, settings)
     if runs.resolve() == (folder / "runs").resolve():
@@ -66,7 +67,9 @@ def plan(
     planning = Planning(folder, runs, settings, study, own_files)
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        for line, (each, chosen) in zip(written, listed(folder), strict=True):
+        wanted = [*zip(written, listed(folder), strict=True)]
+        planning.refuse_shared_data({without_seed(each): line for line, (each, _) in wanted})
+        for line, (each, chosen) in wanted:
             if of is None or searched_run(each) == of:
                 planning.add(line, each, chosen)
     if of is None:
@@ -123,6 +126,24 @@ class Planning:
         self._followed: dict[tuple[str, ...], tuple[Mapping, Any]] = {}  # by settings, so that each is composed once
         self._scored: defaultdict[str, set[int]] = defaultdict(set)  # contexts by encoding
         self._kept = cache(lambda: _kept_data(folder))  # most studies do not need it
+
+    def refuse_shared_data(self, runs: Mapping[tuple[str, ...], str]) -> None:
+        """Raise UserError if `settings` name data and the runs have several domains.
+
+        Args:
+            runs: lines by the settings of their runs without seeds.
+        """
+        if not (data := [setting for setting in self.settings if key_of(setting).startswith("domain.")]):
+            return
+        domains = set()
+        for each, line in runs.items():
+            with _named(self.folder, line):
+                domains.add(self._composer.composed(each)[1]["domain"])
+        if len(domains) > 1:
+            raise UserError(
+                f"{data[0]}: the runs of {self.folder / LIST} have several domains, {', '.join(sorted(domains))}: set "
+                f"{key_of(data[0])} in its lines instead"
+            )
 
     def add(self, line: str, each: Sequence[str], chosen: Sequence[str] | None) -> None:
         """Plan one run.

@@ -414,3 +414,14 @@ def test_settings_that_change_what_runs_find_are_refused(setting, tmp_path):
         UserError, match=rf"^{re.escape(setting)}: this setting changes the results of the study's runs: .*study\.yaml"
     ):
         planning.plan(tmp_path, tmp_path / "trained", [*places, setting])
+
+
+def test_data_of_one_domain_are_no_setting_of_runs_of_several(tmp_path):
+    lines = ["experiment=path_flip_flop seed=0 encoding=rope", "experiment=debug seed=0,1 encoding=rope,nope"]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": lines}))
+    with pytest.raises(UserError) as raised:
+        planning.plan(tmp_path, tmp_path / "trained", ["domain.path=a.json"])
+    assert str(raised.value) == (
+        f"domain.path=a.json: the runs of {tmp_path / 'study.yaml'} have several domains, flip_flop, jsb: set "
+        "domain.path in its lines instead"
+    )
