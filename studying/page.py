@@ -15,6 +15,7 @@ from ..reporting.claims import claim_verdicts, claims_table
 from ..reporting.drawing import Plot
 from ..reporting.legible import MOST, plain
 from ..reporting.lengths import files_table, holding, lengths_of, names_of, split_table
+from ..reporting.naming import parenthesised
 from ..reporting.planned import NO_RECORD, TUNED, unrecorded_values
 from ..reporting.power import needed_sentence
 from ..reporting.published import nearest_published
@@ -91,7 +92,7 @@ class Page:
             LEGEND if any(each.compared is not None for each in self.found) else "",
             *self._left_out(),
             table if short else "",
-            *_baselines(self.study),
+            *_baselines(self.study, self.found),
             as_markdown(edges_of_grids(self.folder) or ""),
             figure,
             *self._reservations(),
@@ -215,7 +216,7 @@ def _figure(file: str, plot: Plot) -> str:
     return f"![{as_markdown(plot.title)}]({file})\n\n{as_markdown(plot.title)}. {as_markdown(plot.caption)}"
 
 
-def _baselines(study: Study) -> list[str]:
+def _baselines(study: Study, scores: Sequence[Score]) -> list[str]:
     """A line about the baselines of each test split that a run has kept, lowest first; equal lines are merged."""
     places: dict[tuple[str, str], list[str]] = {}
     for comparison in study.comparisons:
@@ -223,12 +224,25 @@ def _baselines(study: Study) -> list[str]:
             if found := kept_baselines(comparison, split, study.runs):
                 nats = sorted((records.nats_per_token, name) for name, records in found.items())
                 given = "; ".join(f"{name}: {each:.4f}" for each, name in nats)
+                here = [each for each in scores if each.comparison is comparison and each.split == split]
+                if "unigram" in found and (poor := _not_below(found["unigram"].nats_per_token, here)):
+                    given += f". Not better than the unigram: {', '.join(poor)}"
                 places.setdefault((split, given), []).append(comparison.title)
     lines = []
     for (split, given), titles in places.items():
         place = split if len(titles) == len(study.comparisons) else f"{', '.join(titles)}, {split}"
         lines.append(as_markdown(f"Baselines in nats/token ({place}): {given}."))
     return lines
+
+
+def _not_below(unigram: float, scores: Sequence[Score]) -> list[str]:
+    """The models, best first, that have learned nothing from the context: it means little if they are equivalent.
+
+    Those of tasks with right answers are judged by what they solve.
+    """
+    poor = [each for each in scores if each.chosen and each.solving is None and each.nats.value >= unigram]
+    best_first = sorted(poor, key=lambda each: each.nats.value)
+    return [*dict.fromkeys(parenthesised(each.contestant.label) for each in best_first)]
 
 
 def _files(folder: Path, searched: bool) -> list[str]:

@@ -276,6 +276,20 @@ def test_a_study_s_page_has_the_baselines_that_a_run_has_kept_lowest_first(tmp_p
     assert line in (tmp_path / "README.md").read_text()
 
 
+def test_a_study_s_page_names_the_models_that_are_not_better_than_the_unigram(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs: ['experiment=debug seed=0,1 encoding=rope,nope,alibi']")
+    for encoding, factor in (("rope", 1), ("nope", 2), ("alibi", 3)):
+        for seed in (0, 1):
+            path = make_run(tmp_path / "runs", encoding, seed)
+            scored = Records.load(path / "nll" / "test.npz")
+            replace(scored, nats=factor * scored.nats).save(path / "nll" / "test.npz")
+    (path / "baselines" / "test").mkdir(parents=True)
+    replace(scored, nats=1.5 * scored.nats).save(path / "baselines" / "test" / "unigram.npz")
+    summary.write_summary(tmp_path)
+    line = f"(test): unigram: {1.5 * scored.nats_per_token:.4f}. Not better than the unigram: nope, alibi.\n"
+    assert line in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("factor", "places"), [(1, ["test"]), (2, ["mlp=gelu, test", "mlp=swiglu, test"])])
 def test_equal_baselines_of_several_comparisons_are_on_one_line(tmp_path, factor, places):
     listed = "\n  - experiment=debug seed=0,1 encoding=rope model.mlp="
