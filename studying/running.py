@@ -1,6 +1,7 @@
 """Trains the runs of a study, several at a time on each visible GPU, and keeps the records of finished runs."""
 
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -220,7 +221,7 @@ def settle(ended: Running, commit: str | None, diverged: int = 0) -> str | None:
         # Another process that trains the same run may have written to the log since.
         lines = [line for line in lines if line.startswith(UserError.prefix)] or lines
         why = f"killed by signal {-code}" if code < 0 else lines[-1] if lines else "no output"
-        return f"{' '.join(commands(ended.runs)[ended.stage][2:])}: {why} ({ended.log})"
+        return f"{shlex.join(commands(ended.runs)[ended.stage][2:])}: {why} ({ended.log})"
     if ended.last:
         try:
             for run in ended.runs:

@@ -1,5 +1,6 @@
 """task=study study=NAME: train the missing runs of a study on all visible GPUs, and summarise the records."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -103,7 +104,7 @@ class Study(Task):
         if self.dry:
             for each in planned:
                 state = "finished" if each.finished else "to do   "
-                session.console.print(state, " ".join(each.settings))
+                session.console.print(state, shlex.join([*each.flags, *each.settings]))
             return
 
         known = {each.path for each in planned}  # so that nothing is trained or searched twice

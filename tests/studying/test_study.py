@@ -217,7 +217,7 @@ def test_the_command_lists_what_is_to_do(tmp_path, command, monkeypatch):
     assert lines[1] == "to do    experiment=debug seed=0 encoding=rope trainer.micro_batch=5 runs=runs"
     monkeypatch.setattr("bearings.tasks.study.trusted", lambda: ("mine", "other"))
     lines = command("study=study", "task.dry=true", "stores=elsewhere").splitlines()
-    assert lines[1].endswith("encoding=rope stores=elsewhere trust=[mine,other] runs=runs")
+    assert lines[1].endswith("encoding=rope stores=elsewhere 'trust=[mine,other]' runs=runs")
     assert not (tmp_path / "study" / ".lock").exists()  # nothing is written
     for overrides, message in (
         (["study=study", "task.jobs=0"], "^task.jobs=0: it must be at least 1$"),
