@@ -166,6 +166,8 @@ def type_problem(name: str, value: Any, kind: Any) -> list[str]:
             return [f"{name}={shown}: each value should be {_wanted(inside)}{_quoted(name, value, kind)}"]
         if any(each["type"] == "dict_type" for each in found):
             return [f"{name}={shown}: it should be a mapping, as {name}={{KEY:VALUE}}"]
+        if any("[key]" in each["loc"] for each in found):
+            return [f"{name}={shown}: each key should be text, as {name}={{KEY:VALUE}}"]
         if isinstance(value, Mapping) and found[0]["loc"] and _asks_for_list(found[0]):
             key = found[0]["loc"][0]
             return [f"{name}: {key}={shortened(value[key])} should be a list, as {name}={{{key}:[{value[key]}]}}"]

@@ -99,6 +99,7 @@ MISTAKES = {
     "task=tune task.seeds=3": "task.seeds=3: it should be a list, as task.seeds=[3]",
     "domain=genome domain.valid=21": "domain.valid=21: it should be a list, as \"domain.valid=['21']\"",
     "task=tune task.grid=3": "task.grid=3: it should be a mapping, as task.grid={KEY:VALUE}",
+    "task=tune task.grid={1:[2,3]}": "task.grid={1: [2, 3]}: each key should be text, as task.grid={KEY:VALUE}",
     "task=tune task.grid={model.dropout:0.1}": "task.grid: model.dropout=0.1 should be a list, as task.grid={model.",
     "task=tune task.rates='[1e-3,1e-2]'": "task.rates='[1e-3,1e-2]': it should be a list, without quotes around it\n",
     "task=tune task.seeds={a:1}": "task.seeds={'a': 1}: it should be a list\n",
