@@ -6,7 +6,7 @@ import time
 
 import yaml
 from report_support import report_task, rows_of  # noqa: F401
-from trust_support import modules, sound_run  # noqa: F401
+from trust_support import importable_modules, sound_run  # noqa: F401
 
 BOMB = "a: &a [x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)

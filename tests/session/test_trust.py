@@ -10,7 +10,7 @@ import yaml
 from command_support import run_command  # noqa: F401
 from report_support import make_run, report_task, rows_of  # noqa: F401
 from test_configuration import asked_by
-from trust_support import modules, sound_run  # noqa: F401
+from trust_support import importable_modules, sound_run  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.core.options import defaults_of
@@ -148,10 +148,9 @@ def test_trust_is_no_part_of_a_run(tmp_path):
         RunDirectory.open(path)
 
 
-def test_a_class_of_another_package_can_use_the_time_of_the_medium(run, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "turning", raising=False)
+def test_a_class_of_another_package_can_use_the_time_of_the_medium(run, modules):
     text = "from bearings.encodings.rope import RoPE\nclass Turning(RoPE):\n    pass\n"
-    (tmp_path / "modules" / "turning.py").write_text(text)
+    (modules / "turning.py").write_text(text)
     Path("mine").mkdir()
     for part in ("train", "valid", "test"):
         Path("mine", f"{part}.txt").write_text(f"{part} text " * 30)
@@ -186,9 +185,8 @@ def test_a_class_of_another_package_brings_its_own_options(run):
         ("v * v.shape[1]", 0, "the number of later tokens"),
     ],
 )
-def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_path, monkeypatch, values, first, what):
-    monkeypatch.delitem(sys.modules, "leaking", raising=False)
-    (tmp_path / "modules" / "leaking.py").write_text(
+def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, modules, values, first, what):
+    (modules / "leaking.py").write_text(
         "import torch\n"
         "from bearings.encodings.base import Encoding\n"
         "class Leaking(Encoding):\n"
@@ -205,9 +203,8 @@ def test_a_class_of_another_package_that_uses_later_tokens_is_refused(run, tmp_p
         assert (status, err) == (2, f"error: {line} meaningless: use only earlier tokens\n")
 
 
-def test_a_class_of_another_package_whose_outputs_are_not_finite_is_refused(run, tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "dividing", raising=False)
-    (tmp_path / "modules" / "dividing.py").write_text(
+def test_a_class_of_another_package_whose_outputs_are_not_finite_is_refused(run, modules):
+    (modules / "dividing.py").write_text(
         "from bearings.encodings.nope import NoPE\n"
         "class Dividing(NoPE):\n"
         "    def encode_query(self, q, positions):\n"

@@ -7,7 +7,7 @@ from contextvars import Context
 import pytest
 import yaml
 from conftest import composed
-from trust_support import modules  # noqa: F401
+from trust_support import importable_modules  # noqa: F401
 
 from bearings.core.errors import UserError
 from bearings.reporting.lines import MOST_RUNS, expanded

@@ -26,9 +26,12 @@ def function(): pass
 """
 
 
-@pytest.fixture(autouse=True)
-def modules(tmp_path, monkeypatch):
-    """Modules `evil`, which leaves a marker, and `mine`, an encoding, where Python finds them; no marker is left."""
+@pytest.fixture(autouse=True, name="modules")
+def importable_modules(tmp_path, monkeypatch):
+    """A folder where Python finds modules: `evil`, which leaves a marker, `mine`, an encoding, and those of a test.
+
+    Afterwards, no marker is left and none of them is imported.
+    """
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "evil.py").write_text(EVIL)
@@ -37,7 +40,8 @@ def modules(tmp_path, monkeypatch):
     yield folder
     assert not (folder / "marker").exists()
     assert "evil" not in sys.modules
-    sys.modules.pop("mine", None)
+    for file in folder.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
 @pytest.fixture(scope="module", name="sound")
