@@ -68,7 +68,8 @@ def plan(
     GlobalHydra.instance().clear()  # initialised by this command
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         wanted = [*zip(written, listed(folder), strict=True)]
-        planning.refuse_shared_data({without_seed(each): line for line, (each, _) in wanted})
+        if of is None:  # plans of some runs follow one of all
+            planning.refuse_shared_data({without_seed(each): line for line, (each, _) in wanted})
         for line, (each, chosen) in wanted:
             if of is None or searched_run(each) == of:
                 planning.add(line, each, chosen)
