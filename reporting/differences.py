@@ -43,11 +43,12 @@ def difference_table(found: Sequence[Score]) -> Table | None:
     }
     title = f"{comparison.name}, {split} split: all intervals and tests"
     dominated = any(score.difference is not None and score.difference.without is not None for score in found)
-    notes = [
+    note = (
         f"Holm p: if the largest cluster's share is more than {100 * DOMINANT:g} %, it follows from the larger of the "
         "p-values with and without that cluster. The other columns include the cluster."
-    ]
-    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, notes * dominated, folded=True)
+    )
+    notes = [note] if dominated else []
+    return Table(f"{comparison.slug}-{split}-differences", title, columns, rows, notes, folded=True)
 
 
 def _row(score: Score, other: Contestant, difference: Difference) -> Row:
