@@ -90,7 +90,7 @@ def _same_models(comparison: Comparison) -> list[str]:
         groups.setdefault(original, []).append(parenthesised(copy))
     return [
         f"{_joined(sorted(copies))} {'are' if len(copies) > 1 else 'is'} the same model as {parenthesised(original)} "
-        "with so few layers: their differences are chance"
+        "with this number of layers: their differences are chance"
         for original, copies in groups.items()
     ]
 

@@ -20,6 +20,7 @@ MISSING = "missing"  # state of a run that has no folder
 DIVERGED = "diverged"  # state of a run whose training diverged
 WITHOUT_DIVERGED = "Scores, tests and ranks are of the other runs."
 UNREAD = ("unreadable", "incomplete", REFUSED)  # states of runs whose records may be whole once a fault is mended
+LAYERS = "encoding.layers"
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
 MOST_IN_NAME = 2  # settings
 
@@ -178,7 +179,7 @@ class Comparison:
         """
         groups: list[list[Contestant]] = []  # of contestants that differ only in settings to choose
         for each in self.contestants:
-            keys = {RATE, "seed", *each.any_run.listed.searched} - self.compared
+            keys = {"seed", *self._to_choose(each)}
             alike = (group for group in groups if each.encoding == group[0].encoding)
             alike = (group for group in alike if differing(each.any_run.facts, [group[0].any_run.facts]).keys() <= keys)
             if (group := next(alike, None)) is None:
@@ -189,21 +190,29 @@ class Comparison:
 
     @cached_property
     def copies(self) -> Mapping[str, str]:
-        """Models with the layers of another one, and the one with the shortest `encoding.layers`; both by their labels.
+        """Models with the layers and settings of another, and the one with the shortest `encoding.layers`; by labels.
 
-        A model uses a list of layers only up to its number of layers, so different lists can make the same model.
+        A model uses a list of layers only up to its number of layers and repeats a shorter one, so different lists can
+        make the same model.
         """
         alike: dict[str, list[Contestant]] = {}
         for each in self.chosen:
-            config = each.any_run.config
-            if given := config["encoding"].get("layers"):
-                used = [given[layer % len(given)] for layer in range(config["model"]["layers"])]
-                alike.setdefault(json.dumps([used, config["model"], config.get("match")]), []).append(each)
+            run = each.any_run
+            if given := run.config["encoding"].get("layers"):
+                layers = [layer if isinstance(layer, Mapping) else {layer: {}} for layer in given]
+                used = [layers[at % len(layers)] for at in range(run.config["model"]["layers"])]
+                ignored = {LAYERS, "seed"} | self._to_choose(each)
+                settings = {key: value for key, value in run.facts.items() if key not in ignored}
+                alike.setdefault(json.dumps([used, settings], sort_keys=True), []).append(each)
         found = {}
         for group in alike.values():
             first, *others = sorted(group, key=lambda each: len(each.any_run.config["encoding"]["layers"]))
-            found |= {each.label: first.label for each in others if each.encoding != first.encoding}
+            found |= {each.label: first.label for each in others}
         return found
+
+    def _to_choose(self, contestant: Contestant) -> set[str]:
+        """Keys of settings whose best value on validation is chosen for each encoding."""
+        return {RATE, *contestant.any_run.listed.searched} - self.compared
 
     def reference(self, contestant: Contestant, named: str) -> Contestant | None:
         """The contestant that `contestant` is compared with, `named` by its encoding or label; None if there is none.

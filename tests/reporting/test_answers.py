@@ -298,10 +298,17 @@ def test_patterns_that_differ_in_unused_layers_are_one_model(tmp_path):
     study = read_study([tmp_path / "few"])
     assert study.comparisons[0].copies == {"local_global": "sliding_window", "rnope_swa": "sliding_window"}
     (answer,) = answers(study_scores(study, "rope"), "rope")
-    assert answer.clauses[-1].startswith("local_global and rnope_swa are the same model as sliding_window with so few ")
+    assert answer.clauses[-1].startswith("local_global and rnope_swa are the same model as sliding_window with this ")
     marked = {row["model"] for row in rows_of(study_scores(study, "rope")) if row.get("copy")}
     assert marked == {"local_global", "rnope_swa"}
     assert read_study([tmp_path / "many"]).comparisons[0].copies == {}
+
+
+def test_patterns_that_repeat_the_same_layers_are_one_model(tmp_path):
+    for layers in ("[rope]", "[{rope: {}},rope]", "[nope,rope]"):
+        make_run(tmp_path, "pattern", 0, f"encoding.layers={layers}")
+    (comparison,) = read_study([tmp_path]).comparisons
+    assert comparison.copies == {'pattern, layers=[{"rope": {}}, "rope"]': 'pattern, layers=["rope"]'}
 
 
 def test_the_interval_of_several_solve_rates_is_that_of_the_fewest_seeds():

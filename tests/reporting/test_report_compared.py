@@ -81,10 +81,13 @@ def test_values_that_a_study_compares_are_in_names_and_titles(tmp_path, report):
 def test_models_with_other_compared_settings_are_not_copies(tmp_path):
     runs = study(tmp_path / "runs", "optimizer.learning_rate")
     for rate in (0.001, 0.002):
-        make_run(runs, "sliding_window", 0, f"optimizer.learning_rate={rate}")
+        for encoding in ("sliding_window", "local_global"):
+            make_run(runs, encoding, 0, f"optimizer.learning_rate={rate}")
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
-    assert len(comparison.chosen) == 2
-    assert comparison.copies == {}
+    assert len(comparison.chosen) == 4
+    assert comparison.copies == {
+        f"local_global, learning_rate={rate}": f"sliding_window, learning_rate={rate}" for rate in (0.001, 0.002)
+    }
 
 
 def test_compared_settings_with_the_same_last_name_are_both_in_the_label(tmp_path):
