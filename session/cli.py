@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -47,17 +47,23 @@ def run(config: DictConfig) -> None:
     """Run one task."""
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
+    own_files = _own_files(hydra_config)
     with trusting(trusted_by(config, overrides)):
-        plain, task = asked(config, overrides, hydra_config.runtime.choices)
+        plain, task = asked(config, overrides, hydra_config.runtime.choices, own_files)
         if task.needs == "nothing":
             refuse_unread(task.reads, hydra_config.runtime.choices["task"], overrides)
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         given.overrides = None if sweep else overrides
-        sources = {each.provider: each.path for each in hydra_config.runtime.config_sources}
-        given.own_files = sources.get("command-line")
+        given.own_files = own_files
         stopping.begin(task.resumes)
         task(given)
+
+
+def _own_files(hydra_config: Any) -> str | None:
+    """The folder of --config-dir; None without one."""
+    sources = {each.provider: each.path for each in hydra_config.runtime.config_sources}
+    return sources.get("command-line")
 
 
 def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Command:
@@ -164,7 +170,7 @@ def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         overrides = composed.hydra.overrides.task
         trusted = trusting(trusted_by(config, overrides))
         with suppress(OmegaConfBaseException), trusted:  # of values that a run has when it starts, like its number
-            asked(config, overrides, composed.hydra.runtime.choices)
+            asked(config, overrides, composed.hydra.runtime.choices, _own_files(composed.hydra))
     hydra_config = cast("DictConfig", self.config).hydra
     if hydra_config.runtime.choices["hydra/launcher"].startswith("submitit"):  # it prints nothing
         output = Path(hydra_config.launcher.submitit_folder).parent

@@ -19,19 +19,22 @@ from .trust import KINDS, GoneError, located
 NAMED = ("domain", "encoding", "model")  # groups whose file names are part of a run's path
 
 
-def asked(config: DictConfig, overrides: Sequence[str], choices: Mapping[str, str]) -> tuple[dict, Any]:
+def asked(
+    config: DictConfig, overrides: Sequence[str], choices: Mapping[str, str], own_files: str | None = None
+) -> tuple[dict, Any]:
     """The resolved configuration of a command, with the `names` of its files, and its task.
 
     Args:
         config: the composed configuration, without `hydra`.
         overrides: settings of the command line.
         choices: the name of the file that is chosen for each group.
+        own_files: the folder of --config-dir; None without one.
 
     Raises:
         UserError: see `resolve`, `build` and `refuse_hidden_choices`.
     """
-    refuse_hidden_choices(overrides)
-    plain = resolve(config, choices, overrides)
+    refuse_hidden_choices(overrides, own_files)
+    plain = resolve(config, choices, overrides, own_files)
     plain["names"] = {group: name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}
     if "pretrained" in plain:
         plain["names"]["model"] = plain["pretrained"]["name"]
@@ -47,14 +50,16 @@ def name_of(group: str, choice: str, target: str) -> str:
     return choice if named == target else target.rpartition(".")[2]
 
 
-def _option_problems(given: Any) -> Iterator[str]:
+def _option_problems(given: Any, own_files: str | None) -> Iterator[str]:
     if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
         yield f"encodings={given}: it should map encodings to options, such as {{pope: {{delta_init: zero}}}}"
         return
-    allowed = choices_of("encoding")
+    ours, own = choices_of("encoding"), choices_of("encoding", own_files)
     for name, options in given.items():
-        if name not in allowed:
-            yield f"encodings.{name}: unknown encoding; {suggestions(name, allowed)}"
+        if name in own:  # its options are checked if it is chosen, because that imports its class
+            continue
+        if name not in ours:
+            yield f"encodings.{name}: unknown encoding; {suggestions(name, [*ours, *own])}"
             continue
         for problem in _problems("encoding", {**options, "_target_": target_of("encoding", name)}):
             yield problem.replace("encoding", f"encodings.{name}", 1).replace(" encoding.", f" encodings.{name}.")
@@ -78,7 +83,10 @@ def trusted_by(config: DictConfig, overrides: Sequence[str]) -> Any:
 
 
 def resolve(
-    config: DictConfig, choices: Mapping[str, str] = MappingProxyType({}), overrides: Sequence[str] = ()
+    config: DictConfig,
+    choices: Mapping[str, str] = MappingProxyType({}),
+    overrides: Sequence[str] = (),
+    own_files: str | None = None,
 ) -> dict:
     """A composed configuration as plain dictionaries, with each `_target_` block checked against its constructor.
 
@@ -89,6 +97,7 @@ def resolve(
     Args:
         choices: the name of the file that is chosen for each group; none means those in configs/.
         overrides: settings of the command line; they take precedence over `encodings`.
+        own_files: the folder of --config-dir; None without one.
 
     Raises:
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type or outside its
@@ -97,7 +106,7 @@ def resolve(
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
-    problems, pretrained = [*_option_problems(by_encoding)], None
+    problems, pretrained = [*_option_problems(by_encoding, own_files)], None
     for name, option in options_of(Settings).items():
         problems += option.problems(plain[name]) if name in plain else []
     problems += _unknown_groups(plain)

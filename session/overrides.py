@@ -35,9 +35,9 @@ def with_new_keys(settings: Sequence[str]) -> list[str]:
     return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
 
 
-def choices_of(group: str) -> list[str]:
-    """Names of the files in `configs/group`."""
-    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+def choices_of(group: str, folder: str | Path | None = CONFIGS) -> list[str]:
+    """Names of the files in `FOLDER/GROUP`; none if there is no folder."""
+    return [] if folder is None else sorted(path.stem for path in (Path(folder) / group).glob("*.yaml"))
 
 
 def as_typed(value: Any) -> str:
@@ -116,13 +116,19 @@ def refuse_removals(arguments: Sequence[str]) -> None:
             )
 
 
-def refuse_hidden_choices(overrides: Sequence[str]) -> None:
-    """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden."""
+def refuse_hidden_choices(overrides: Sequence[str], own_files: str | None = None) -> None:
+    """Raise UserError if a command chooses a file of a group whose keys its experiment sets: they would be hidden.
+
+    Args:
+        overrides: settings of the command line.
+        own_files: the folder of --config-dir; None without one.
+    """
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
-    experiment = given.get("experiment")
-    if experiment not in choices_of("experiment"):
+    experiment = given.get("experiment", "")
+    folder = next((each for each in (CONFIGS, own_files) if experiment in choices_of("experiment", each)), None)
+    if folder is None:
         return
-    sets = file_of("experiment", experiment)
+    sets = file_of("experiment", experiment, folder)
     for group in ("model", "domain"):
         if group in given and isinstance(block := sets.get(group), DictConfig):
             keys = ", ".join(f"{group}.{key}" for key in block)

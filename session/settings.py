@@ -68,9 +68,9 @@ OWN = {
 
 
 @cache
-def file_of(group: str, name: str) -> DictConfig:
-    """The contents of `configs/GROUP/NAME.yaml`, which each run of a sweep or a study needs."""
-    return cast("DictConfig", OmegaConf.load(CONFIGS / group / f"{name}.yaml"))
+def file_of(group: str, name: str, folder: str | Path = CONFIGS) -> DictConfig:
+    """The contents of `FOLDER/GROUP/NAME.yaml`, which each run of a sweep or a study needs."""
+    return cast("DictConfig", OmegaConf.load(Path(folder) / group / f"{name}.yaml"))
 
 
 def target_of(group: str, name: str) -> str:

@@ -26,13 +26,14 @@ class Composer:
     """
 
     def __init__(self, own_files: str | None = None):
+        self._own_files = own_files
         self._places = [] if own_files is None else [as_setting("hydra.searchpath", [f"file://{own_files}"])]
         self._composed: dict[tuple[str, ...], tuple[DictConfig, Mapping[str, str]]] = {}  # by the other settings
 
     def asked(self, given: Sequence[str]) -> tuple[dict, Any]:
         """The configuration and the task that settings `given` to main.py ask for. Raises UserError as `asked`."""
         config, choices = self.composed(given)
-        return asked(config, given, choices)
+        return asked(config, given, choices, self._own_files)
 
     def composed(self, given: Sequence[str]) -> tuple[DictConfig, Mapping[str, str]]:
         """What Hydra makes of settings, until the next call, and the file that it chooses for each group."""

@@ -255,6 +255,32 @@ def test_a_file_in_another_folder_needs_no_options(run, tmp_path):
     assert err.startswith("error: encoding.sped: unknown key; did you mean encoding.speed? allowed: ")
 
 
+def test_an_experiment_in_another_folder_is_checked_as_one_in_configs(run, tmp_path):
+    for group in ("encoding", "experiment"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+    (tmp_path / "conf" / "encoding" / "own.yaml").write_text("_target_: mine.Mine\n")
+    for name, text in {
+        "wide": "model: {width: 96}\nencodings: {own: {speed: 0.3}}",
+        "typo": "encodings: {owm: {speed: 0.3}}",
+    }.items():
+        (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+    command = ("--config-dir=conf", "domain=flip_flop", "task=check")
+    given = (*command, "experiment=wide")
+    status, _, err = run(*given, "model=base")
+    line = "model=base: experiment=wide sets model.width itself: leave out one of the two, or override single keys"
+    assert (status, err) == (2, f"error: {line}\n")
+    assert run(*given, "encoding=rope")[::2] == (0, "")
+    names = set()
+    for options in ((), ("encoding.speed=0.3",), ("encoding.speed=0.1",)):
+        status, out, err = run(*given, "encoding=own", "trust=mine", *options)
+        assert (status, err) == (0, "")
+        names |= set(re.findall(r"small-[0-9a-f]{8}", out))
+    assert len(names) == 2
+    status, _, err = run(*command, "experiment=typo", "encoding=rope")
+    assert status == 2
+    assert err.startswith("error: encodings.owm: unknown encoding; did you mean own? allowed: ")
+
+
 def test_a_run_records_the_defaults_of_a_class_of_another_package():
     with trusting("mine"):
         plain, same, other = (
