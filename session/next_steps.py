@@ -27,8 +27,8 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     """Useful commands after a run, as lists of arguments, by purpose."""
     overrides = [each.removeprefix("++") for each in session.overrides or ()]  # as the user wrote them
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
-    if session.config["run"] is not None:
-        reports.append(f"task.directories=[{as_value(run.path)}]")
+    if session.config["run"] is not None:  # runs with other encodings will be in the usual folder
+        reports.append(f"task.directories=[{as_value(run.path)},{as_value(session.config['runs'])}]")
     asked = "task.samples=8" if session.domain.solved is not None else "task.sampling_seed=1"
     return {
         **_another_run(session, overrides),

@@ -41,12 +41,12 @@ def test_the_folder_of_own_files_is_given_again(tmp_path, monkeypatch):
 def test_a_run_with_a_place_of_its_own_is_named_in_the_report(tmp_path):
     other, report, _ = commands(tmp_path, ["run=mine"], run="mine")
     assert other == ["encoding=rope"]
-    assert report == ["task=report", "task.directories=[mine]"]
+    assert report == ["task=report", f"task.directories=[mine,{tmp_path}]"]
 
 
 def test_a_run_s_directory_is_quoted_for_hydra(tmp_path):
     _, report, samples = commands(tmp_path, ["run='läufe x'"], run="läufe x")
-    assert report == ["task=report", "task.directories=['läufe x']"]
+    assert report == ["task=report", f"task.directories=['läufe x',{tmp_path}]"]
     assert samples == ["task=generate", "run='läufe x'", "task.sampling_seed=1"]
 
 
