@@ -19,7 +19,7 @@ from .documents import CALLED, Document, Fields, document_of
 from .parquet import listed
 from .store import SPLITS
 
-INSTALL = "pip install -e '.[datasets]'"
+INSTALL = 'pip install -e ".[datasets]"'
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -236,7 +236,7 @@ def _against_library(
 
 def _against_fa4_package() -> str | None:
     if FA4_HERE is None:
-        return f"the package flash-attn-4 is not installed (pip install flash-attn-4[cu13]=={FA4})"
+        return f'the package flash-attn-4 is not installed (pip install "flash-attn-4[cu13]=={FA4}")'
     return None if FA4_HERE == FA4 else f"flash-attn-4 {FA4_HERE} is installed, but only {FA4} is supported"
 
 

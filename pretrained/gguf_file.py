@@ -99,7 +99,7 @@ def _parsed(path: Path, size: int, changed: int) -> tuple[Mapping[str, Any], Map
     try:
         from gguf import GGUFReader  # pyright: ignore[reportMissingImports]  (optional)
     except ImportError as error:
-        raise UserError(f"{path}: GGUF files need the package gguf: pip install -e .[gguf]") from error
+        raise UserError(f'{path}: GGUF files need the package gguf: pip install -e ".[gguf]"') from error
 
     class Reader(GGUFReader):
         """Refuses to read beyond the end of the file, where the base class would read empty arrays forever."""

@@ -10,7 +10,7 @@ import pytest
 from conftest import REPOSITORY
 
 pytest.importorskip(
-    "latex2mathml", reason="the packages of the documentation are not installed: pip install -e .[docs]"
+    "latex2mathml", reason="the packages of the documentation are not installed: pip install -e '.[docs]'"
 )
 
 from bearings.core.about import MECHANISMS

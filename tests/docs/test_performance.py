@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 pytest.importorskip(
-    "latex2mathml", reason="the packages of the documentation are not installed: pip install -e .[docs]"
+    "latex2mathml", reason="the packages of the documentation are not installed: pip install -e '.[docs]'"
 )
 
 from bearings.documentation import performance

@@ -95,7 +95,7 @@ def test_flash_attention_4_needs_the_tested_version(hopper, monkeypatch):
     plan = chosen(choice.FA4)
     assert (plan.implementation, plan.gradient) == ("fa4", "fa4")
     for installed, capability, message in (
-        (None, (9, 0), f"flash-attn-4 is not installed .pip install flash-attn-4.cu13.=={choice.FA4}."),
+        (None, (9, 0), f"flash-attn-4 is not installed .pip install .flash-attn-4.cu13.=={choice.FA4}.."),
         ("4.0.0b1", (9, 0), f"flash-attn-4 4.0.0b1 is installed, but only {choice.FA4} is supported"),
         (choice.FA4, (10, 0), "compute capability 9.0 only"),
     ):
