@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,16 @@ def _read_published(given: Any) -> dict[str, Mapping[str, str]]:
 
 def _check_encodings(folder: Path, found: Mapping[str, Any]) -> None:
     """Raise UserError for a published result of an encoding that neither configs/ nor a line of the list has."""
-    lines = itertools.chain(*(choices_in(line) for line in found["runs"])) if "published" in found else ()
-    named = {each.partition("=")[2] for values in lines for each in values if key_of(each) == "encoding"}
-    encodings = sorted({*choices_of("encoding"), *named})
+    encodings = sorted({*choices_of("encoding"), *(encodings_in(found["runs"]) if "published" in found else ())})
     for each in (encoding for figures in found.get("published", {}).values() for encoding in figures):
         if each not in encodings:
             raise UserError(f"{folder / LIST}, published: {each} is not an encoding; {suggestions(each, encodings)}")
+
+
+def encodings_in(lines: Iterable[str]) -> set[str]:
+    """The encodings that lines of settings name."""
+    settings = itertools.chain.from_iterable(values for line in lines for values in choices_in(line))
+    return {each.partition("=")[2] for each in settings if key_of(each) == "encoding"}
 
 
 def _check_lines(folder: Path, found: Mapping[str, Any]) -> None:

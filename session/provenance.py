@@ -47,7 +47,7 @@ def git_state(root: Path = Path(__file__).parent.parent) -> dict[str, str | None
 
 def code_state(config: Mapping[str, Any]) -> dict[str, str | None]:
     """`git_state`; the sources of other packages whose classes `config` names count as local changes."""
-    state, packages = git_state(), {target.partition(".")[0] for target in _targets(config)} - {"bearings"}
+    state, packages = git_state(), packages_of(config)
     if state["commit"] is None or not packages:
         return state
     digest = hashlib.sha256((state["dirty"] or "").encode())
@@ -55,6 +55,11 @@ def code_state(config: Mapping[str, Any]) -> dict[str, str | None]:
         with suppress(OSError):  # it may have been deleted meanwhile
             digest.update(os.fsencode(name) + b"\0" + path.read_bytes() + b"\0")
     return {**state, "dirty": digest.hexdigest()[:12]}
+
+
+def packages_of(config: Mapping[str, Any]) -> set[str]:
+    """The packages other than this one whose classes a configuration names."""
+    return {target.partition(".")[0] for target in _targets(config)} - {"bearings"}
 
 
 def _targets(value: Any) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The page of a study, README.md: its results, tables, plots, and the commands that write its files."""
 
 import math
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,12 @@ from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score
 from ..reporting.statistics import FEWEST_SEEDS
 from ..reporting.study import MISSING, WITHOUT_DIVERGED, Comparison, Study
-from ..reporting.study_list import LIST, OUTCOMES, read_list
+from ..reporting.study_list import LIST, OUTCOMES, encodings_in, read_list
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign
 from ..reporting.take_off import take_off_sentence, take_off_tables
 from ..reporting.zero_shot import zero_shot_tables
+from ..session.overrides import choices_of
+from ..session.provenance import packages_of
 from .catalogue import studies
 from .outcomes import SPEEDS, Measured, Outcome
 from .searching import edges_of_grids
@@ -97,13 +100,27 @@ class Page:
             figure,
             *self._reservations(),
             *([DETAILS, *details, "</details>"] if any(details) else []),
-            *_files(self.folder, searched="search" in self._listed),
+            *_files(self.folder, *self._commands(), searched="search" in self._listed),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     @cached_property
     def _listed(self) -> Mapping[str, Any]:
         return read_list(self.folder)
+
+    def _commands(self) -> tuple[str, str]:
+        """The commands for missing runs and for a report; they name packages and files that are not this project's."""
+        own = " --config-dir=YOUR_FILES" if encodings_in(self._listed["runs"]) - {*choices_of("encoding")} else ""
+        models = [each.any_run.config for comparison in self.study.comparisons for each in comparison.contestants]
+        packages = sorted(set().union(*map(packages_of, models)))
+        trusted = packages[0] if len(packages) == 1 else f"[{','.join(packages)}]"
+        trust = f" {shlex.quote(f'trust={trusted}')}" if packages else ""
+        kept = self.folder.name in studies()
+        name, place = (self.folder.name, f"studies/{self.folder.name}") if kept else ("FOLDER", "FOLDER")
+        return (
+            f"python main.py{own} task=study study={name}{trust}",
+            f"python main.py task=report task.directories=[{place}]{trust}",
+        )
 
     @cached_property
     def _lengths(self) -> dict[str, Table]:
@@ -245,7 +262,7 @@ def _not_below(unigram: float, scores: Sequence[Score]) -> list[str]:
     return [*dict.fromkeys(parenthesised(each.contestant.label) for each in best_first)]
 
 
-def _files(folder: Path, searched: bool) -> list[str]:
+def _files(folder: Path, training: str, report: str, searched: bool) -> list[str]:
     """The last section of a study's page: its files, and the commands that write them."""
     parts, given = ["## Files"], [LIST]
     if (folder / TUNED).exists():
@@ -258,15 +275,12 @@ def _files(folder: Path, searched: bool) -> list[str]:
         )
         given.append(SPEEDS)
     files = ", ".join(f"`{file}`" for file in given)
-    own = folder.name in studies()
-    name, place = (folder.name, f"studies/{folder.name}") if own else ("FOLDER", "FOLDER")
     return [
         *parts,
         f"`{LIST}` lists the runs. `results.csv` has a row for each run and split. `runs.parquet` has a row for each\n"
         "run, with its configuration, manifest, training curve and samples. `records.parquet` has a row for each\n"
         f"scored document. These commands write all files except {files}:",
-        f"- `python main.py task=study study={name}`: train the missing runs\n"
-        f"- `python main.py task=report task.directories=[{place}]`: all tables, plots and samples",
+        f"- `{training}`: train the missing runs\n- `{report}`: all tables, plots and samples",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The line of a study's page about baselines."""
+"""Lines of a study's page: baselines, and the command that trains its missing runs."""
 
 import re
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 from report_support import make_run, undrawn  # noqa: F401
 
 from bearings.domains.records import Records
+from bearings.session.trust import trusting
 from bearings.studying import summary
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -53,3 +54,19 @@ def test_equal_baselines_of_several_comparisons_are_on_one_line(tmp_path, factor
     page = (tmp_path / "README.md").read_text()
     assert re.findall(r"^\| jsb-\w+, (mlp=\w+) \| rope", page, re.MULTILINE) == ["mlp=gelu", "mlp=swiglu"]
     assert re.findall(r"^Baselines in nats/token \((?:jsb.*: )?(.*)\): ", page, re.MULTILINE) == places
+
+
+def test_a_study_s_page_names_its_own_packages_and_files(tmp_path):
+    (tmp_path / "study.yaml").write_text("runs: ['experiment=debug seed=0 encoding=rope,own']")
+    make_run(tmp_path / "runs", "rope", 0)
+    summary.write_summary(tmp_path)
+    command = "python main.py --config-dir=YOUR_FILES task=study study=FOLDER"
+    assert f"\n- `{command}`: train the missing runs\n" in (tmp_path / "README.md").read_text()
+    path = make_run(tmp_path / "runs", "nope", 0)
+    for name in ("config.yaml", "manifest.json"):
+        (path / name).write_text((path / name).read_text().replace("bearings.encodings.nope.NoPE", "mine.Own"))
+    with trusting("mine"):
+        summary.write_summary(tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert f"\n- `{command} trust=mine`: train the missing runs\n" in page
+    assert "\n- `python main.py task=report task.directories=[FOLDER] trust=mine`: all tables" in page
