@@ -60,6 +60,8 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
         setting = next((each for each in settings if found[1] in key_of(each).split(".")), None)
         return setting and f"{setting}: {found[1]} is not a position in a list: set the whole list"
     if isinstance(error, HydraException) and (found := AMBIGUOUS.search(str(error))):
+        if {"--help", "-h"} & {*settings}:
+            return f"{found[1]}: --help explains the options of one run: give one value"
         return _ambiguous(found[1])
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
         return f"{mark.name} {fault_of(error)}: correct the file"

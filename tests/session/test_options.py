@@ -241,5 +241,8 @@ def test_help_explains_the_options_of_what_is_chosen(run):
     assert "\n  runs=runs (text)\n" in out
     assert "\n  seed=" not in out  # the task does not read it
     assert "\nmodel" not in out
+    status, _, err = run("-m", "encoding=rope,pope", "--help")
+    line = "encoding=rope,pope: --help explains the options of one run: give one value"
+    assert (status, err) == (2, f"error: {line}\n")
     _, out, _ = run("encoding=pattern", "--help")
     assert 'encoding.layers=["rope", "nope"] (list of text or mapping)\n' in out
