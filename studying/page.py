@@ -22,7 +22,7 @@ from ..reporting.power import needed_sentence
 from ..reporting.published import nearest_published
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score
-from ..reporting.statistics import FEWEST_SEEDS
+from ..reporting.statistics import DOMINANT, FEWEST_SEEDS
 from ..reporting.study import MISSING, WITHOUT_DIVERGED, Comparison, Study
 from ..reporting.study_list import LIST, OUTCOMES, encodings_in, read_list
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign
@@ -56,6 +56,10 @@ TASKS = {**MODEL, **SOLVING, "published": ("published error", str), **VERDICT}
 
 DETAILS = '<details markdown="1">\n<summary>Details</summary>'  # the attribute is for Python-Markdown
 HOLM_NOTE = "Holm p: p-value of the difference, adjusted by Holm's method for all comparisons that the study plans."
+CLUSTER_NOTE = (
+    f"If one cluster causes more than {100 * DOMINANT:g} % of the variance over clusters, the larger of the p-values "
+    "with and without it is adjusted."
+)
 TAKE_OFF_NOTE = "Take-off: the step of the first validation that is half-way between guessing and solving the task."
 CLUSTERS_NOTE = (
     f"{CLUSTERS}: with fewer than {FEWEST_SEEDS} seeds, the interval covers other test clusters for these models."
@@ -308,9 +312,10 @@ def table_of(outcome: Outcome) -> str:
 def rows_as_markdown(rows: Sequence[Row]) -> str:
     """Markdown tables of the rows of a study: one for sequence modelling, one for tasks with right answers."""
     modelling, tasks = ([row for row in rows if ("solved" in row) is solving] for solving in (False, True))
+    adjusted = [f"{note} {CLUSTER_NOTE}" for note in _adjusted(modelling)]
     clusters = any(CLUSTERS in row.get("difference_interval", "") for row in modelling)
     parts = (
-        Table("modelling", "", MODELLING, modelling, [*_adjusted(modelling), *([CLUSTERS_NOTE] if clusters else [])]),
+        Table("modelling", "", MODELLING, modelling, [*adjusted, *([CLUSTERS_NOTE] if clusters else [])]),
         Table("tasks", "", TASKS, tasks, [*_adjusted(tasks), TAKE_OFF_NOTE]),
     )
     return "\n".join(part.markdown() for part in parts if part.rows)
