@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 # Hydra then raises its errors instead of printing long tracebacks; `explain` turns each into one line.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -32,6 +32,7 @@ from .command import Command
 from .configuration import asked, trusted_by
 from .explaining import line_of, one_line_errors
 from .overrides import (
+    own_files_of,
     refuse_hidden_files,
     refuse_no_choice,
     refuse_removals,
@@ -47,7 +48,7 @@ def run(config: DictConfig) -> None:
     """Run one task."""
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
-    own_files = _own_files(hydra_config)
+    own_files = own_files_of(hydra_config)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, overrides, hydra_config.runtime.choices, own_files)
         if task.needs == "nothing":
@@ -58,12 +59,6 @@ def run(config: DictConfig) -> None:
         given.own_files = own_files
         stopping.begin(task.resumes)
         task(given)
-
-
-def _own_files(hydra_config: Any) -> str | None:
-    """The folder of --config-dir; None without one."""
-    sources = {each.provider: each.path for each in hydra_config.runtime.config_sources}
-    return sources.get("command-line")
 
 
 def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Command:
@@ -170,7 +165,7 @@ def check_batch(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
         overrides = composed.hydra.overrides.task
         trusted = trusting(trusted_by(config, overrides))
         with suppress(OmegaConfBaseException), trusted:  # of values that a run has when it starts, like its number
-            asked(config, overrides, composed.hydra.runtime.choices, _own_files(composed.hydra))
+            asked(config, overrides, composed.hydra.runtime.choices, own_files_of(composed.hydra))
     hydra_config = cast("DictConfig", self.config).hydra
     if hydra_config.runtime.choices["hydra/launcher"].startswith("submitit"):  # it prints nothing
         output = Path(hydra_config.launcher.submitit_folder).parent

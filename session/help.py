@@ -1,7 +1,7 @@
 """The text of `--help`: each option with its value, type, range, default and explanation."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra._internal.hydra import Hydra
@@ -11,7 +11,7 @@ from ..core.about import MECHANISMS
 from ..core.errors import UserError
 from ..core.options import REQUIRED, Option, options_of
 from .configuration import NAMED, name_of, trusted_by
-from .overrides import as_typed, choices_of
+from .overrides import as_typed, choices_of, own_files_of
 from .settings import GIVEN, Settings, declared, mechanism_of, reads_of
 from .trust import KINDS, trusting
 
@@ -19,15 +19,16 @@ CHOICES = ("domain", "encoding", "task", "model", "experiment")
 WIDTH, INDENT = 80, " " * 6
 
 
-def choices_text() -> str:
+def choices_text(*, _root_: DictConfig) -> str:
     """The choices of each group of configuration files; encodings are grouped by mechanism."""
-    return "\n".join(_choices_of(group) for group in CHOICES)
+    own = own_files_of(_root_.hydra)
+    return "\n".join(_choices_of(group, [*choices_of(group), *choices_of(group, own)]) for group in CHOICES)
 
 
-def _choices_of(group: str) -> str:
+def _choices_of(group: str, names: Sequence[str]) -> str:
     if group != "encoding":
-        return _wrapped(f"{group}: {', '.join(choices_of(group))}", "  ")
-    mechanisms = {name: mechanism_of(name) or "other" for name in choices_of(group)}
+        return _wrapped(f"{group}: {', '.join(names)}", "  ")
+    mechanisms = {name: mechanism_of(name) or "other" for name in names}
     lines = ["  encoding:"]
     for mechanism in (*MECHANISMS, "other"):
         if names := [name for name, its in mechanisms.items() if its == mechanism]:

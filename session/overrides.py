@@ -35,6 +35,12 @@ def with_new_keys(settings: Sequence[str]) -> list[str]:
     return [f"++{each}" if each.split(".")[0] in groups and "=" in each else each for each in settings]
 
 
+def own_files_of(hydra_config: Any) -> str | None:
+    """The folder of --config-dir; None without one."""
+    sources = {each.provider: each.path for each in hydra_config.runtime.config_sources}
+    return sources.get("command-line")
+
+
 def choices_of(group: str, folder: str | Path | None = CONFIGS) -> list[str]:
     """Names of the files in `FOLDER/GROUP`; none if there is no folder."""
     return [] if folder is None else sorted(path.stem for path in (Path(folder) / group).glob("*.yaml"))

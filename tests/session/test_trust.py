@@ -232,6 +232,16 @@ def test_a_run_is_named_after_a_file_in_another_folder(run, tmp_path):
     assert "runs/flip_flop/own/small-" in out
 
 
+def test_help_lists_the_files_in_another_folder(run, tmp_path):
+    for group in ("encoding", "experiment"):
+        (tmp_path / "conf" / group).mkdir(parents=True)
+        (tmp_path / "conf" / group / "own.yaml").write_text("# @package _global_\n")
+    status, out, _ = run("--config-dir=conf", "--help")
+    assert status in (0, None)
+    assert "\n    other: own\n" in out
+    assert "wikitext2, own\n" in out
+
+
 def test_a_file_in_another_folder_that_hydra_would_ignore_is_refused(run, tmp_path):
     (tmp_path / "conf" / "encoding").mkdir(parents=True)
     (tmp_path / "conf" / "encoding" / "rope.yaml").write_text("_target_: bearings.encodings.nope.NoPE\n")
