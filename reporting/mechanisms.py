@@ -1,4 +1,4 @@
-"""Plots of what encodings have learnt, from the portraits in the `mechanisms/*.csv` of runs."""
+"""Plots of what encodings have learned, from the portraits in the `mechanisms/*.csv` of runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Portrait:
 
 
 def portrait_plots(comparison: Comparison, styles: Mapping[str, dict], folder: Path) -> list[Plot]:
-    """What encodings have learnt: a plot of each quantity, with all models that log it, and a map for each model."""
+    """What encodings have learned: a plot of each quantity, with all models that log it, and a map for each model."""
     found: dict[str, list[Portrait]] = {}
     for contestant in comparison.contestants:
         for name, portrait in _portraits(contestant).items():

@@ -1,4 +1,4 @@
-"""Attention and learnt quantities that are plotted agree with what the encoding computes."""
+"""Attention and learned quantities that are plotted agree with what the encoding computes."""
 
 import csv
 import itertools

@@ -134,7 +134,7 @@ def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tm
     before = learnt.read_bytes()
     learnt.unlink()
     build(dict(tasks["score"]), "task")(Session.of({**config, "run": str(run.path)}))
-    assert learnt.read_bytes() == before  # of the same text, the same is learnt
+    assert learnt.read_bytes() == before  # of the same text, the same is learned
     other = BPE.train(["quite other words"] * 9, 260)
     for spoil, message in (
         (lambda: other.write(learnt), "this is not the tokenizer that the data"),
