@@ -73,6 +73,7 @@ def build_trainer(
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*smaller than the logging interval.*")
     warnings.filterwarnings("ignore", ".*Total length of.*is zero.*")  # with no steps
+    warnings.filterwarnings("ignore", ".*`srun` command is available.*")  # on a login node of SLURM
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # from Lightning's use of PyTorch
     warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older versions of PyTorch have no other name for it
     trainer = Trainer(

@@ -4,6 +4,7 @@ import csv
 import gc
 import io
 import math
+import os
 import re
 import shutil
 import signal
@@ -271,6 +272,13 @@ def test_a_run_that_has_ended_leaves_its_model_and_the_signals_as_they_were(tmp_
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     gc.collect()
     assert [model() for model in models] == [None]
+
+
+def test_a_login_node_of_slurm_causes_no_warning(tmp_path, monkeypatch, recwarn):
+    (tmp_path / "srun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    go(configured(tmp_path, "trainer.steps=1", "task.samples=0"))
+    assert [str(each.message) for each in recwarn] == []
 
 
 def test_a_deterministic_run_plans_as_such_and_leaves_pytorch_as_it_was(tmp_path, monkeypatch):

@@ -342,8 +342,8 @@ def test_what_is_kept_of_a_study_is_small_and_names_no_machine(name):
     assert 1 <= len(svg) <= 2
     packed = read_packed(folder)
     models = {run.rpartition("-s")[0] for run in packed}
-    # Nats of 20,000 answers a run, in float32 and by group; samples and what was learned of one seed a model; results of
-    # each of the benchmarks' 87,776 items; and a row of a curve for each measured step.
+    # Nats of 20,000 answers a run, in float32 and by group; samples and what was learned of one seed a model; results
+    # of each of the benchmarks' 87,776 items; and a row of a curve for each measured step.
     assert size["records.parquet"] < len(packed) * 250 << 10
     scored = sum("benchmarks/blimp.npz" in path.files for path in packed.values())
     rows = sum(path.files["metrics.csv"].count(b"\n") for path in packed.values())
