@@ -95,6 +95,7 @@ def test_sentence_names_the_seeds_best_first():
     seeds = seeds_needed(large, 3)
     sentence = needed_sentence(found)
     assert sentence.endswith(f": {seeds} for pope; more than {MOST}, or a larger test set, for 1 difference.")
+    assert needed_sentence(found[1:2]).endswith(f" measured: more than {MOST}, or a larger test set, for 1 difference.")
     assert needed_sentence(found[2:]) is None
     better = simulated(0.009, 5)
     both = f": {seeds_needed(better, 3)} for nope, {seeds} for pope."
@@ -106,3 +107,6 @@ def test_every_comparison_is_in_the_sentence():
     places = [score("pope", large, place=place) for place in ("jsb", "maestro")]
     seeds = seeds_needed(large, 3)
     assert needed_sentence(places).endswith(f": {seeds} for pope in jsb, {seeds} for pope in maestro.")
+    solve_rates = score("pope", large, place="flip_flop")
+    solve_rates.difference = None
+    assert needed_sentence([*places[:1], solve_rates]).endswith(f": {seeds} for pope.")

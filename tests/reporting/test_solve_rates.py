@@ -98,10 +98,11 @@ def test_take_off_is_the_first_step_that_reaches_an_accuracy():
     assert take_off(curve, 0.4) == 2
     assert take_off(curve, 0.5) == 4
     assert take_off(curve, 0.7) is None
+    assert take_off({}, 0.7) is None
 
 
 def test_each_split_is_solved_by_its_own_answers():
-    splits = {"test": SimpleNamespace(accuracy=1.0), "dense": SimpleNamespace(accuracy=0.2)}
+    splits = {"test": SimpleNamespace(accuracy=1.0), "dense": SimpleNamespace(accuracy=0.0)}
     model = SimpleNamespace(runs={0: SimpleNamespace(records=splits, curve={})})
     comparison = SimpleNamespace(solved=0.9, half_way=0.7)
     assert [solving(comparison, split, model).rate for split in ("test", "dense")] == [(1, 1), (0, 1)]
