@@ -44,7 +44,12 @@ def statistic(mine, theirs):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [((10, 20, 30), (None, None, None)), ((10, 40, None), (20, 30, 30, None)), ((10, 10, 20), (10, 20, None))],
+    [
+        ((10, 20, 30), (None, None, None)),
+        ((10, 40, None), (20, 30, 30, None)),
+        ((10, 10, 20), (10, 20, None)),
+        ((10, 20, 60), (30, 40, 50, 70, None)),
+    ],
 )
 def test_p_counts_the_assignments_of_seeds_that_are_as_extreme(one, other):
     every, size = [*one, *other], len(one)
@@ -89,7 +94,9 @@ def test_p_is_that_of_the_usual_test_with_many_seeds():
     one, other = (random.exponential(scale, 60).round(3) for scale in (50, 80))
     samples = [TakeOff(np.minimum(each, 100), each < 100) for each in (one, other)]
     censored = [stats.CensoredData.right_censored(each.steps, ~each.reached) for each in samples]
-    assert log_rank_p(*samples) == pytest.approx(stats.logrank(*censored).pvalue, abs=0.01)
+    found = log_rank_p(*samples)
+    assert found == pytest.approx(stats.logrank(*censored).pvalue, abs=0.01)
+    assert found == log_rank_p(*samples)  # assignments are drawn from a fixed seed
 
 
 def test_median_counts_censored_seeds_only_while_they_are_observed():
@@ -123,7 +130,7 @@ def test_table_and_plot_of_a_report(tmp_path, report):
     ]
     assert float(rows["path"]["p"]) == pytest.approx(0.1)  # 2 of the 20 assignments
     assert float(rows["path"]["holm_p"]) == pytest.approx(0.2)
-    assert rows["rope"]["p"] == ""
+    assert (rows["rope"]["p"], rows["rope"]["against"], rows["path"]["against"]) == ("", "", "rope")
     assert (folder / "plots" / "flip_flop-take-off.svg").exists()
     with open(folder / "plots" / "flip_flop-take-off.csv") as file:
         drawn = file.read()
@@ -229,7 +236,7 @@ def comparison_of(*chosen, others=()):
 
 
 def test_models_whose_median_is_reached_come_first_and_then_the_earliest(tmp_path):
-    table = table_of(tmp_path, rope=[20, 30, 30], path=[10, None, None], pope=[20, 20, None])
+    table = table_of(tmp_path, rope=[20, 30, 30], path=[10, None, None], pope=[None, 20, 20])
     assert [(row["model"], row["median"]) for row in table.rows] == [
         ("pope", "20"),
         ("rope", "30"),
@@ -246,24 +253,28 @@ def test_a_seed_that_ended_early_without_a_take_off_is_no_early_take_off():
 
 def test_table_and_plot_are_about_the_accuracy_half_way_and_the_table_about_chosen_rates(tmp_path):
     models = [validated("rope", *[[0.1, 0.1]] * 3), validated("path", *[[0.1, 0.6]] * 3)]
+    models.insert(1, SimpleNamespace(label="nope", runs={0: SimpleNamespace(curve={})}))  # never validated
     comparison = comparison_of(*models, others=[validated("path, learning_rate=1", *[[0.6, 0.6]] * 3)])
     (table,) = take_off_tables(SimpleNamespace(unmade={}, comparisons=[comparison]), "rope").values()
     assert [(row["model"], row["reached"]) for row in table.rows] == [("path", "3 of 3"), ("rope", "0 of 3")]
     assert table.rows[0]["holm_p"] == table.rows[0]["p"]  # one test
     assert "validation with at least 50 % right." in table.notes[0]
+    assert table.notes[1].startswith("p: log-rank test over seeds")
     plot = take_off_plot(comparison, {each.label: {} for each in comparison.contestants}, tmp_path)
     assert "with at least 50 % right on the validation split" in plot.caption
 
 
 def test_curves_keep_their_height_until_the_next_take_off(tmp_path, monkeypatch):
-    comparison = comparison_of(validated("rope", [0.1, 0.1], [0.1, 0.6], [0.6, 0.6]))
+    comparison = comparison_of(
+        validated("rope", [0.1, 0.1], [0.1, 0.6], [0.6, 0.6]), validated("path", [0.1, 0.1, 0.1])
+    )
     drawn = []
     monkeypatch.setattr("bearings.reporting.take_off.write_plot", lambda figure, *_: drawn.append(figure))
-    take_off_plot(comparison, {"rope": {}}, tmp_path)
-    (line,) = drawn[0].axes[0].lines
+    take_off_plot(comparison, {"rope": {}, "path": {}}, tmp_path)
+    line, _ = drawn[0].axes[0].lines
     assert line.get_drawstyle() == "steps-post"
-    assert line.get_xdata().tolist() == [0, 10, 20]
-    assert line.get_ydata().tolist() == pytest.approx([0, 100 / 3, 200 / 3])
+    assert line.get_xdata().tolist() == [0, 10, 20, 30]  # to the last validation of all models
+    assert line.get_ydata().tolist() == pytest.approx([0, 100 / 3, 200 / 3, 200 / 3])
 
 
 def test_models_of_which_only_another_rate_takes_off_have_no_table():
@@ -276,6 +287,9 @@ def test_sentence_counts_the_seeds_of_both_models_that_take_off(tmp_path):
     found = take_off_sentence(table_of(tmp_path, rope=[None] * 5, path=[10] * 5))
     seen = "5 of 5 seeds against 0 of 5, median step 10 against not reached, adjusted p 0.008"
     assert found == f"Take-off: path takes off earlier than rope ({seen})"
+    found = take_off_sentence(table_of(tmp_path / "late", rope=[10] * 5, path=[None] * 5))
+    seen = "0 of 5 seeds against 5 of 5, median step not reached against 10, adjusted p 0.008"
+    assert found == f"Take-off: path takes off later than rope ({seen})"
 
 
 def test_sentence_says_once_that_neither_median_is_reached(tmp_path):
