@@ -25,7 +25,6 @@ FILES = (
 
 def study_lock(study: Path) -> FileLock:
     """The lock for changing the records in the folder `study`."""
-    study.mkdir(parents=True, exist_ok=True)
     return FileLock(study / ".lock")
 
 
@@ -103,7 +102,7 @@ def _is_complete(folder: Path) -> bool:
     """Whether a kept copy has all files that its manifest lists; a damaged manifest lists none."""
     try:
         return all((folder / name).is_file() for name in read_json(folder / "manifest.json")["files"])
-    except (*DAMAGE, KeyError, TypeError):
+    except DAMAGE:
         return True
 
 
