@@ -126,6 +126,14 @@ def test_what_packed_runs_have_is_not_kept_twice(tmp_path):
     assert len(read_packed(study)) == 2
 
 
+def test_a_run_whose_manifest_lists_no_files_is_packed_as_it_is(tmp_path):
+    study, texts = make_study(tmp_path / "study", 0, 1, 2), ["{", "[]", "{}"]
+    for kept, text in zip(sorted(study.glob("runs/*/*/*")), texts, strict=True):
+        (kept / "manifest.json").write_text(text)
+    assert pack(study) == 3
+    assert [(path / "manifest.json").read_text() for path in read_packed(study).values()] == texts
+
+
 def test_a_folder_is_read_in_place_of_the_packed_run_of_its_name(tmp_path):
     study = make_study(tmp_path / "study", 0)
     pack(study)
@@ -154,6 +162,8 @@ def test_packed_files_and_searches_of_another_machine_are_added(tmp_path):
     here, there = make_study(tmp_path / "here", 0, 1), make_study(tmp_path / "there", 1, 2)
     (here / TUNED).write_text(f"{columns}encoding=rope,line,0.1,1.0,1,0,True\n")
     (there / TUNED).write_text(f"{columns}encoding=rope,line,0.2,1.0,1,0,True\nencoding=nope,line,0.3,1.0,1,0,True\n")
+    for kept in there.glob("runs/*/*/*"):
+        (kept / "metrics.csv").write_text("step,valid_nll\n5,3.0\n")
     pack(here)
     pack(there)
     copy = here / "runs" / "there"
@@ -165,13 +175,14 @@ def test_packed_files_and_searches_of_another_machine_are_added(tmp_path):
     with pytest.raises(UserError, match=r"there/study\.yaml would make .* another study: copy only runs\.parquet"):
         pack(here)
     (copy / "study.yaml").rename(copy / "notes.txt")
-    assert pack(here) == 1
+    shutil.copytree(copy, copy.with_name("there too"))
+    assert pack(here) == 2
     assert files_by_run(here) == expected
     assert len(expected) == 3
-    assert {row["run"]: row["optimizer.learning_rate"] for row in searched_rows(here)} == {
-        "encoding=nope": "0.3",
-        "encoding=rope": "0.1",
-    }
+    assert [(row["run"], row["optimizer.learning_rate"]) for row in searched_rows(here)] == [
+        ("encoding=nope", "0.3"),
+        ("encoding=rope", "0.1"),
+    ]
     assert [path.name for path in copy.iterdir()] == ["notes.txt"]
     assert pack(here) == 0
 
