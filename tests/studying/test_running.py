@@ -140,12 +140,15 @@ def test_a_killed_run_is_not_reported_with_the_last_line_of_an_earlier_attempt(t
         assert said in line
 
 
-def test_all_commands_of_a_run_write_to_its_log(tmp_path, study):
+def test_all_commands_of_a_run_are_timed_and_write_to_its_log(tmp_path, study, capsys):
     made(tmp_path)
     planned = study(FINISH + "print('trained')", FOLLOW + "print('measured')")[:1]
     assert running.execute(planned, 1, tmp_path / "logs") == []
     (log,) = (tmp_path / "logs").iterdir()
     assert log.read_text().split() == ["trained", "measured"]
+    times = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines() if " s  " in line]
+    assert len(times) == 2
+    assert max(times) < 60
 
 
 def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
@@ -156,7 +159,8 @@ def test_at_the_limit_runs_are_stopped_and_no_more_are_begun(tmp_path, study):
     assert len(list((tmp_path / "logs").iterdir())) == 1
 
 
-def test_runs_are_begun_until_the_limit(tmp_path, study, monkeypatch):
+@pytest.mark.parametrize("processes", [1, 4])
+def test_runs_are_begun_until_the_limit(tmp_path, study, monkeypatch, processes):
     """The third is, with 15 of 100 seconds left, but not the fourth."""
     planned, took, start, late, clock = study(""), [60, 25, 15, 0], running.Running.start, [0], time.monotonic
 
@@ -167,7 +171,7 @@ def test_runs_are_begun_until_the_limit(tmp_path, study, monkeypatch):
     monkeypatch.setattr(running.time, "monotonic", lambda: clock() + late[0])
     monkeypatch.setattr(running.Running, "start", slow)
     monkeypatch.setattr(jobs.Planned, "keep", lambda *_: None)
-    assert running.execute([*planned, *planned], 1, tmp_path / "logs", limit=100.0) == []
+    assert running.execute([*planned, *planned], processes, tmp_path / "logs", limit=100.0) == []
     assert took == [0]
 
 
@@ -281,8 +285,9 @@ while len(list(met.iterdir())) < 2:
 """
 
 
-def test_runs_are_dealt_out_to_gpus_and_what_follows_one_stays_on_its_own(tmp_path, study):
+def test_runs_are_dealt_out_to_gpus_and_what_follows_one_stays_on_its_own(tmp_path, study, monkeypatch):
     made(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5")
     same = "import os, pathlib, sys\npath = pathlib.Path(sys.argv[1])\n"
     same += "assert (path.parents[3] / 'met' / path.name).read_text() == os.environ['CUDA_VISIBLE_DEVICES']"
     assert running.execute(study(MEET, FINISH, same), 1, tmp_path / "logs", gpus=["2", "GPU-5"]) == []
@@ -303,9 +308,11 @@ def test_a_gpu_has_one_process_at_a_time(tmp_path, study, monkeypatch):
     assert len(begun) == 4
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "2"), ("5", "5")])
-def test_processes_share_the_cores_unless_the_number_of_threads_is_given(tmp_path, study, monkeypatch, given, expected):
-    monkeypatch.setattr(running, "cores", lambda: 9)
+@pytest.mark.parametrize(("given", "cores", "expected"), [(None, 9, "2"), (None, 3, "1"), ("5", 9, "5")])
+def test_processes_share_the_cores_unless_the_number_of_threads_is_given(
+    tmp_path, study, monkeypatch, given, cores, expected
+):
+    monkeypatch.setattr(running, "cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
