@@ -111,7 +111,7 @@ def test_a_run_that_diverged_and_cannot_be_kept_is_reported_and_the_others_conti
 def test_a_study_in_which_all_runs_diverged_is_packed(tmp_path):
     study = tmp_path / "study"
     for seed in (0, 1):
-        path = diverge(make_run(tmp_path / "made", "rope", seed))
+        path = diverge(make_run(tmp_path / "made", "rope", seed), step=12 * (1 - seed))
         keeping.keep_in_study(path, study / "runs" / path.relative_to(tmp_path / "made"))
     assert packing.pack(study) == 2
     files = ["config.yaml", "manifest.json", "metrics.csv"]

@@ -206,8 +206,10 @@ def test_other_files_in_a_copy_are_not_deleted(tmp_path):
 
 def test_nothing_is_kept_inside_a_run(tmp_path):
     path = make_run(tmp_path / "runs", "rope", 0)
-    (tmp_path / "config.yaml").touch()  # of something else
-    kept = keep_run(path, tmp_path / "kept")
+    (tmp_path / "site").mkdir()
+    for name in ("config.yaml", "site/manifest.json"):  # of something else
+        (tmp_path / name).touch()
+    kept = keep_run(path, tmp_path / "site" / "kept")
     for run in (path, kept):
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(UserError, match=f"is inside the run {run}: give a folder outside"):
