@@ -36,7 +36,8 @@ def test_lines_name_what_is_decided_and_count_the_rest():
 
 
 def test_a_line_names_the_last_encoding_instead_of_an_ellipsis():
-    rows = [row(f"other{n}", n / 10) for n in range(4)]
+    verdicts = ("undecided", "one cluster dominates", "not enough clusters", "undecided")
+    rows = [row(f"other{n}", n / 10, verdict) for n, verdict in enumerate(verdicts)]
     assert "(other0 0.0 %, other1 +0.1 %, other2 +0.2 %, other3 +0.3 %)" in front_page({"jsb_tuned": outcome(*rows)})
 
 
@@ -103,7 +104,7 @@ def test_the_table_has_the_encodings_that_most_studies_have():
     fails = {"pope": "256", "other0": "never"}
     page = front_page(
         {
-            "zoo_jsb": outcome(*many, row("pope", 30.0, "higher")),
+            "zoo_jsb": outcome(*many, row("pope", 30.0, "higher", tokens_per_s=50.0)),
             "jsb": Outcome([row("pope", -7.0, "lower", tokens_per_s=80.0), REFERENCE], {}, 9, 2.4, "rope"),
             "zoo_jsb_length": outcome(row("pope", 1.0), fails=fails),
         }
@@ -115,33 +116,36 @@ def test_the_table_has_the_encodings_that_most_studies_have():
     assert table[1] == "| pope | **+30.0 %** | **-7.0 %** | 256 | 2.00 | 0.80 |"
     assert table[2] == "| rope | reference | reference |  | 1.00 | 1.00 |"
     assert table[3] == "| other0 | 0.0 % |  | never | 2.00 |  |"
+    assert "Loss rises at: the shortest context" in page
 
 
 def test_mean_ranks_are_over_finished_studies_and_order_the_table():
-    names = ("fox", "path", "pope", "nope", "alibi", "rope")  # best first
+    names = ("fox", "path", "pope", "nope", "rope", *(f"other{n}" for n in range(MOST)))  # best first
 
     def ranked(order, missing=0):
-        rows = [row(name, float(place)) for place, name in enumerate(order)]
+        rows = [row(name, float(place)) for place, name in enumerate(order)][::-1]
         return Outcome(rows, {}, 9, 2.4, "rope", missing)
 
     finished = {"zoo_jsb": ranked(names), "zoo_maestro": ranked(names), "zoo_wikitext2": ranked(names)}
     page = front_page({**finished, "zoo_genome": ranked(names[::-1], missing=3), "jsb": outcome(row("nope", 1.0))})
     table = [line.split(" | ")[:2] for line in page.splitlines() if line.startswith("| ")]
     assert table[0] == ["| encoding", "mean rank"]
-    assert table[1:] == [[f"| {name}", f"{place}.0"] for place, name in enumerate(names, 1)]
-    assert "Mean rank: among 6 models in zoo_jsb, zoo_maestro, zoo_wikitext2; 1 is the lowest loss." in page
+    assert table[1:] == [[f"| {name}", f"{place}.0"] for place, name in enumerate(names[:MOST], 1)]
+    assert "Mean rank: among 17 models in zoo_jsb, zoo_maestro, zoo_wikitext2; 1 is the lowest loss." in page
     page = front_page({"zoo_jsb": ranked(names), "zoo_genome": ranked(names, missing=3)})
     assert "mean rank" not in page
 
 
 def test_encodings_are_ordered_by_the_test_sets_that_every_seed_solves():
-    sets = [("3 of 3", "3 of 3", "0 of 3"), ("3 of 3", "2 of 3", "1 of 3")]
-    names = ("path", "fox", "rope")
+    sets = [("3 of 3", "3 of 3", "0 of 3"), ("2 of 3", "3 of 3", "1 of 3")]
+    names = ("fox", "path", "rope")
     rows = [row(name, solved=solved) for place in sets for name, solved in zip(names, place, strict=True)]
+    rows += [row("nope", solved="0 of 3"), row("irope", solved="3 of 3", copy=True)]
     page = front_page({"zoo_diagnostics": Outcome(rows, {}, 9, 2.4, "rope")})
     assert "3 seeds): of 2 test sets, every seed solves: path 2, fox 1; rope 0." in page
-    page = front_page({"zoo_diagnostics": Outcome([row("rope", solved="3 of 3")], {}, 9, 2.4, "rope")})
+    page = front_page({"zoo_diagnostics": Outcome([row("rope", solved="3 of 3")], {}, 9, 0.2, "rope")})
     assert "3 seeds): of 1 test set, every seed solves: none; rope 1." in page
+    assert "9 runs, about 1 minute of training." in page
 
 
 def test_a_task_has_the_encodings_that_solve_it_for_each_value_of_its_setting():
@@ -156,15 +160,16 @@ def test_a_task_has_the_encodings_that_solve_it_for_each_value_of_its_setting():
         "- Word problem of A5 ([state_tracking_a5](state_tracking_a5/README.md), 3 seeds, 4 runs missing): encodings "
         "that solve it with every seed: none (layers=1); path (layers=2); path, rope (layers=3).\n"
     ) in page
-    task = Outcome([row("rope", solved="0 of 3")], {}, 9, 2.4, "rope")
+    task = Outcome([row("rope", solved="0 of 3"), row("irope", solved="3 of 3", copy=True)], {}, 9, 2.4, "rope")
     back = Outcome([row("path", solved="3 of 3") | {"comparison": "back=1"}], {}, 9, 2.4, "rope")
     (line,) = front_page({"indirect_indexing_long": task, "state_tracking_mqrar": back}).splitlines()[4:5]
     assert line.startswith("- Indirect indexing (")
+    assert "3 seeds): seeds that solve it: rope 0 of 3. MQRAR" in line
     assert line.endswith(
         "(state_tracking_mqrar/README.md), 3 seeds): encodings that solve it with every seed: path (back=1)."
     )
 
 
-@pytest.mark.parametrize("found", [{}, {"jsb": Outcome([], {}, 0, 0.0, "rope")}])
+@pytest.mark.parametrize("found", [{}, *({name: Outcome([], {}, 0, 0.0, "rope")} for name in ("jsb", "zoo_genome"))])
 def test_studies_without_records_are_left_out(found):
     assert "Bach" not in front_page(found)
