@@ -100,14 +100,15 @@ def test_folders_in_lists_are_not_named_and_addresses_are_kept_whole(tmp_path):
     assert kept["urls"] == given["urls"]
 
 
-def test_a_run_kept_again_keeps_its_baselines_and_samples(tmp_path):
+def test_a_run_kept_again_keeps_its_baselines_and_samples(tmp_path, monkeypatch):
     """Neither its earlier copy, nor an unfinished one or a backup, counts as another run that has them."""
     (tmp_path / "study.yaml").write_text("runs: [encoding=rope]\n")
     path = make_run(tmp_path / "trained", "rope", 0)
     (path / "baselines" / "test").mkdir(parents=True)
     (path / "baselines" / "test" / "unigram.npz").write_bytes((path / "nll" / "test.npz").read_bytes())
     (path / "samples" / "sample.txt").write_text("a sample")
-    out = tmp_path / "runs" / path.relative_to(tmp_path / "trained")
+    monkeypatch.chdir(tmp_path)
+    out = "runs" / path.relative_to(tmp_path / "trained")
     for _ in range(2):
         keep_run(path, out)
         assert (out / "baselines" / "test" / "unigram.npz").exists()
