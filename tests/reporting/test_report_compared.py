@@ -57,11 +57,12 @@ def test_studies_in_one_comparison_may_compare_other_settings(tmp_path, report):
     """Runs with a default of null are in the same comparison, whether or not their study compares the setting."""
     comparing, other = study(tmp_path / "runs" / "a", "model.kv_heads"), study(tmp_path / "runs" / "b")
     for seed in SEEDS:
-        make_run(comparing, "rope", seed, "model.kv_heads=1")
-        make_run(other, "rope", seed)
-        make_run(other, "pope", seed)
+        for encoding in ("rope", "pope"):
+            make_run(comparing, encoding, seed, "model.kv_heads=1")
+            make_run(other, encoding, seed)
     folder, _ = report()
-    assert references(folder) == {"rope": "", "rope, kv_heads=1": "rope", "pope": "rope"}
+    expected = {"rope": "", "rope, kv_heads=1": "rope", "pope": "rope", "pope, kv_heads=1": "rope, kv_heads=1"}
+    assert references(folder) == expected
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert full["rope, kv_heads=1"]["controls"] == "kv_heads=1 instead of null"
     folder, _ = report("task.reference='rope, kv_heads=1'")

@@ -11,6 +11,7 @@ from report_support import make_run, report_task, rewritten, rows_of, undrawn  #
 from bearings.domains.records import Records
 from bearings.reporting.grouping import numbered
 from bearings.reporting.reading import read_study
+from bearings.reporting.study import Comparison
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -170,6 +171,7 @@ def test_mlp_size_and_learning_rate_may_differ_and_are_shown(tmp_path, report):
     assert rows["rope, learning_rate=0.002"]["verdict"] == "rate not chosen"
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert full["path"]["controls"] == "learning_rate=0.002 instead of 0.001"
+    assert "(sha256). Length 64. Steps: 20, in 32-true on a device." in (folder / "report.md").read_text()
     assert full["pope"]["controls"].startswith("mlp_hidden=96 instead of null; learning_rate=0.002 instead of")
     for column, percent in (("parameters", "parameters_percent"), ("flops_per_token", "flops_percent")):
         one, other = (float(rows[model][column]) for model in ("pope", full["pope"]["against"]))
@@ -271,6 +273,13 @@ def test_comparisons_of_other_data_have_unique_titles(tmp_path):
     comparisons = read_study([tmp_path / "runs"]).comparisons
     assert len({comparison.title for comparison in comparisons}) == 4
     assert all(re.fullmatch(r"jsb-[0-9a-f]{6}: steps=[24]0", comparison.title) for comparison in comparisons)
+
+
+def test_names_have_up_to_two_settings_and_no_digests():
+    settings = [{}, {"data.length": 64}, {"data.length": 64, "trainer.steps": 40}]
+    settings += [{**settings[2], "model.width": 8}, {"data.length": 64, "store.sha256": "5" * 64}]
+    names = [Comparison("jsb", "jsb-123456", {}, different, []).full_name for different in settings]
+    assert names == ["jsb", "jsb (length=64)", "jsb (length=64, steps=40)", None, None]
 
 
 def test_comparisons_are_numbered_by_domain(tmp_path):
