@@ -11,10 +11,10 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 SEEDS = (0, 1, 2)
 
 
-def study(folder, compare=""):
-    """The folder of the runs of a study that compares these settings."""
+def study(folder, compare="", more=""):
+    """The folder of the runs of a study that compares these settings; `more` goes into its list."""
     folder.mkdir(parents=True)
-    (folder / "study.yaml").write_text(f"compare: [{compare}]\nruns: [encoding=rope]\n")
+    (folder / "study.yaml").write_text(f"compare: [{compare}]\nruns: [encoding=rope]\n{more}")
     return folder / "runs"
 
 
@@ -55,7 +55,8 @@ def test_the_reference_has_the_same_compared_settings(tmp_path, report):
 
 def test_studies_in_one_comparison_may_compare_other_settings(tmp_path, report):
     """Runs with a default of null are in the same comparison, whether or not their study compares the setting."""
-    comparing, other = study(tmp_path / "runs" / "a", "model.kv_heads"), study(tmp_path / "runs" / "b")
+    comparing = study(tmp_path / "runs" / "a", "model.kv_heads", "margin: 0.5")
+    other = study(tmp_path / "runs" / "b", more="margin: 0.25")
     for seed in SEEDS:
         for encoding in ("rope", "pope"):
             make_run(comparing, encoding, seed, "model.kv_heads=1")
@@ -65,6 +66,7 @@ def test_studies_in_one_comparison_may_compare_other_settings(tmp_path, report):
     assert references(folder) == expected
     full = rows_of(folder / "tables" / "jsb-test-differences.csv")
     assert full["rope, kv_heads=1"]["controls"] == "kv_heads=1 instead of null"
+    assert float(full["rope, kv_heads=1"]["margin"]) == 0.005  # that of the domain, since the studies disagree
     folder, _ = report("task.reference='rope, kv_heads=1'")
     assert rows_of(folder / "tables" / "jsb-test-differences.csv")["rope"]["controls"] == "kv_heads=null instead of 1"
 
