@@ -22,11 +22,20 @@ def references(folder):
     return {name: row["against"] for name, row in rows_of(folder / "tables" / "jsb-test.csv").items()}
 
 
-@pytest.mark.parametrize("key", ["optimizer.learning_rate", "model.mlp_hidden", "data.batch_size", "model.width"])
-def test_any_setting_can_be_compared(tmp_path, report, key):
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("optimizer.learning_rate", (0.001, 0.002)),
+        ("model.mlp_hidden", (32, 64)),
+        ("data.batch_size", (32, 64)),
+        ("model.width", (32, 64)),
+        ("model.kv_heads", ("null", 1)),
+    ],
+)
+def test_any_setting_can_be_compared(tmp_path, report, key, values):
     """Otherwise the best learning rate is chosen, and each MLP size has its own reference."""
     name, runs = key.split(".")[1], study(tmp_path / "runs", key)
-    for value in (0.001, 0.002) if "rate" in key else (32, 64):
+    for value in values:
         for seed in SEEDS:
             make_run(runs, "rope", seed, f"{key}={value}")
     folder, _ = report()
@@ -84,8 +93,8 @@ def test_values_that_a_study_compares_are_in_names_and_titles(tmp_path, report):
 def test_models_with_other_compared_settings_are_not_copies(tmp_path):
     runs = study(tmp_path / "runs", "optimizer.learning_rate")
     for rate in (0.001, 0.002):
-        for encoding in ("sliding_window", "local_global"):
-            make_run(runs, encoding, 0, f"optimizer.learning_rate={rate}")
+        for seed, encoding in enumerate(("sliding_window", "local_global")):
+            make_run(runs, encoding, seed, f"optimizer.learning_rate={rate}")
     (comparison,) = read_study([tmp_path / "runs"]).comparisons
     assert len(comparison.chosen) == 4
     assert comparison.copies == {
