@@ -187,7 +187,7 @@ class Planning:
         unseeded = without_seed(given)
         if unseeded not in self._alike:
             with _named(self.folder, line):
-                config, _ = self._composer.asked(given)
+                config, _ = self._composer.asked(unseeded)  # a line without a seed has the default one
                 domain = repr(config["domain"])
                 session = Session(matched({**config, **self._contents.get(domain, {})}))
                 session.identify()

@@ -36,13 +36,13 @@ def test_a_line_is_swept_as_hydra_sweeps_it_the_last_key_fastest():
 
 def test_runs_that_differ_only_in_their_seeds_share_a_command(tmp_path):
     lines = ["experiment=debug seed=0,1,2 encoding=rope,nope", "experiment=debug encoding=rope trainer.steps=30"]
-    lines.append("experiment=debug encoding=path seed=3 seed=5")
+    lines += ["experiment=debug encoding=path seed=3 seed=5", "experiment=debug encoding=path"]
     then = ["task=extrapolate task.contexts=[64] domain=jsb"]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump({"runs": lines, "then": then}))
     planned = planning.plan(tmp_path, tmp_path / "trained", [CPU])
     groups = jobs.together(planned, 2)
     seeds = [[run.seed for run in group] for group in groups]
-    assert seeds == [[0, 1], [0, 1], [2], [2], [None], [5]]
+    assert seeds == [[0, 1], [0, 1], [2], [2], [None], [5], [None]]
     assert jobs.together(planned, 1) == [[run] for run in planned]
     train, follow = (command[2:] for command in jobs.commands(groups[1]))
     assert train == ["-m", "experiment=debug", "encoding=nope", CPU, f"runs={tmp_path / 'trained'}", "seed=0,1"]
