@@ -29,11 +29,13 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
     if session.config["run"] is not None:  # runs with other encodings will be in the usual folder
         reports.append(f"task.directories=[{as_value(run.path)},{as_value(session.config['runs'])}]")
-    asked = "task.samples=8" if session.domain.solved is not None else "task.sampling_seed=1"
+    more, asked = "generate more samples", "task.sampling_seed=1"
+    if session.domain.solved is not None:
+        more, asked = "show more answers", "task.samples=8"
     return {
         **_another_run(session, overrides),
         "compare the finished runs": ["task=report", *reports],
-        "show more answers" if session.domain.solved is not None else "generate more samples": [
+        more: [
             *("task=generate", as_setting("run", run.path), asked),
             *(each for each in overrides if key_of(each) in ("stores", "trust")),
         ],
