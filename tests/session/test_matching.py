@@ -71,6 +71,8 @@ def test_the_cost_is_as_near_as_the_mlp_s_grid_allows(encoding):
 def test_a_matched_run_is_the_run_with_that_mlp_and_is_matched_once():
     session = session_of("encoding=path", "match=params", "data.length=64")
     hidden = session.config["model"]["mlp_hidden"]
+    assert hidden == 680  # part of the run's name: another grid would give stored runs other names
+    assert match_summary(session.config, VOCABULARY).startswith("mlp_hidden 680: ")
     by_hand = session_of("encoding=path", f"model.mlp_hidden={hidden}", "data.length=64")
     assert RunDirectory.of(session.config).path == RunDirectory.of(by_hand.config).path
     assert Session.of(session.config).config["model"]["mlp_hidden"] == hidden
@@ -86,4 +88,6 @@ def test_an_mlp_that_stays_as_it_is_makes_no_other_run():
 
 def test_an_encoding_that_costs_more_than_the_mlp_is_refused():
     with pytest.raises(UserError, match="match=params: the encoding costs more than the whole MLP of model base"):
-        session_of("encoding=path", "match=params", "model.mlp_hidden=8")
+        session_of("encoding=path", "match=params", "model.mlp_hidden=24")
+    smallest = session_of("encoding=path", "match=params", "model.mlp_hidden=32").config["model"]["mlp_hidden"]
+    assert smallest == MULTIPLE
