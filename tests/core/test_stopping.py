@@ -9,7 +9,7 @@ import pytest
 from conftest import REPOSITORY
 
 from bearings.core import stopping
-from bearings.core.errors import UserError
+from bearings.core.errors import DivergedError, InterruptedRunError, UserError
 from bearings.session.explaining import one_line_errors
 
 LINE = "stopped: rerun the same command to resume\n"
@@ -57,6 +57,24 @@ def test_an_error_that_comes_of_unwinding_is_not_printed(begun, capsys, error):
         signalled(signal.SIGTERM, unwound)
     assert end.value.code == 130
     assert capsys.readouterr().err == LINE
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "rank", "printed"),
+    [
+        (InterruptedRunError("stopped after step 3"), 130, 0, "stopped after step 3\n"),
+        (DivergedError("the loss is nan"), 2, 0, "error: the loss is nan\n"),
+        (DivergedError("the loss is nan"), 2, 1, ""),
+        (UserError("rank 1 lost touch"), 2, 1, "error: rank 1 lost touch\n"),
+    ],
+)
+def test_a_stop_of_training_is_no_error_and_all_ranks_diverge_at_once(
+    capsys, monkeypatch, error, status, rank, printed
+):
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    with pytest.raises(SystemExit) as end, one_line_errors():
+        raise error
+    assert (end.value.code, capsys.readouterr().err) == (status, printed)
 
 
 def test_a_later_signal_ends_what_does_not_unwind(begun, monkeypatch):
