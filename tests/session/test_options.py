@@ -12,7 +12,18 @@ from conftest import REPOSITORY
 from omegaconf import OmegaConf
 from pydantic import Field
 
-from bearings.core.options import Count, Option, Options, defaults_of, explanations, options_of
+from bearings.core.options import (
+    Count,
+    NonNegative,
+    Option,
+    Options,
+    Place,
+    Seed,
+    Share,
+    defaults_of,
+    explanations,
+    options_of,
+)
 from bearings.encodings.options import PoPEOptions, RoPEOptions, TAPEOptions
 from bearings.encodings.options.base import Scaling, WindowOptions
 from bearings.session import settings
@@ -151,10 +162,22 @@ def test_options_are_checked_all_at_once(given, message):
         (float, float("nan"), "loyalty=nan: it must be a finite number"),
         (float | None, float("-inf"), "loyalty=-inf: it must be a finite number, or null"),
         (int, -(2**63), f"loyalty={-(2**63)}: its absolute value must be below 9,223,372,036,854,775,808"),
+        (list[Count], [0], "loyalty=[0]: each value should be greater than or equal to 1"),
+        (str, True, "loyalty=true: it should be text"),
     ],
 )
-def test_options_without_a_range_are_finite(kind, value, message):
+def test_a_wrong_value_has_one_problem(kind, value, message):
     assert Option("loyalty", kind, 0, "").problems(value) == [message]
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [(Count, [1], [0]), (NonNegative, [0], [-0.1]), (Share, [0, 1], [-0.1, 1.1]), (Place, ["a", Path("a")], [1])],
+)
+def test_ranges_include_their_ends(kind, right, wrong):
+    option = Option("loyalty", kind, 0, "")
+    assert [*map(option.problems, right)] == [[]] * len(right)
+    assert all(map(option.problems, wrong))
 
 
 def test_options_say_what_they_accept():
@@ -166,6 +189,8 @@ def test_options_say_what_they_accept():
         "ball or kite",
     ]
     assert options["least"].explanation == "how many; null for none."
+    for kind, accepted in {Literal["ball"]: "ball", Seed: "integer in [0, 2^63)", inspect.Signature: ""}.items():
+        assert Option("kind", kind, None, "").accepts == accepted
 
 
 def test_options_are_inherited_with_the_constructor(tmp_path, monkeypatch):
@@ -173,14 +198,16 @@ def test_options_are_inherited_with_the_constructor(tmp_path, monkeypatch):
         "from bearings.encodings.rope import RoPE\n"
         "class Heir(RoPE): pass\n"
         "class Own(RoPE):\n"
-        "    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, speed: float = 0.1): pass\n"
+        "    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, speed: float = 0.1, of=(1,)):\n"
+        "        pass\n"
         "class Bare(RoPE):\n"
         "    def __init__(self, width, heads, kv_heads, head_dim, speed=0.1, *rest, **others): pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with trusting("heirs"):
         assert declared("heirs.Heir", "encoding") is RoPEOptions
-        assert defaults_of(declared("heirs.Own", "encoding")) == {"speed": 0.1}
+        assert defaults_of(declared("heirs.Own", "encoding")) == {"speed": 0.1, "of": [1]}
+        assert [*options_of(declared("heirs.Bare", "encoding"))] == ["width", "heads", "kv_heads", "head_dim", "speed"]
         assert defaults_of(declared("heirs.Bare", "encoding")) == {"speed": 0.1}
         assert options_of(declared("heirs.Bare", "encoding"))["speed"].accepts == "anything"
         assert defaults_of(declared("conftest.Letters", "domain")) == {}
