@@ -91,6 +91,22 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(run):
     assert last_good_checkpoint(session, run, 12) == (run.previous, 8, 8)
 
 
+def test_a_checkpoint_of_another_model_is_not_taken_for_a_damaged_one(run):
+    shutil.copy(run.last, run.previous)
+    checkpoint = torch.load(run.last, weights_only=True)
+    checkpoint["bearings"]["model"]["dropout"] = 0.3
+    torch.save(checkpoint, run.last)
+    with pytest.raises(UserError, match=r"last.ckpt was trained with model .* use the run's own configuration"):
+        last_good_checkpoint(Session.of(run.config | {"run": str(run.path)}), run, 12)
+
+
+@pytest.mark.parametrize("step", [-1, 8.0])
+def test_a_checkpoint_without_a_valid_step_is_refused(run, step):
+    torch.save(torch.load(run.last, weights_only=True) | {"global_step": step}, run.last)
+    with pytest.raises(DamagedCheckpointError, match=f"global_step={step}"):
+        read_checkpoint(run.last, run.config, 12)
+
+
 def test_a_run_without_a_digest_is_read(run):
     run.write_manifest(files={})
     before = Records.load(run.records("test")).nats
