@@ -44,4 +44,6 @@ def test_memory_that_ran_out_is_a_line():
     with pytest.raises(RuntimeError) as overflow:
         torch.empty(2, 2**62, device="meta")
     assert str(explain(overflow.value)).startswith("out of memory (")
+    assert str(explain(MemoryError())).startswith("out of memory (MemoryError)")
     assert explain(RuntimeError("something else")) is None
+    assert explain(ValueError("out of memory")) is None

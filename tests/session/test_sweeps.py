@@ -7,7 +7,7 @@ from command_support import run_command  # noqa: F401
 from filelock import FileLock
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.errors import MissingConfigException
+from hydra.errors import HydraException, MissingConfigException
 
 from bearings.session.explaining import explain
 from bearings.tasks.check import Check
@@ -108,6 +108,12 @@ def test_a_sweep_of_jobs_names_their_output_and_the_reason_of_a_failure(run, mon
 def test_a_launcher_that_is_not_installed_is_named_with_its_command():
     error = MissingConfigException("", "hydra/launcher/submitit_slurm", ["basic"])
     assert explain(error) == ('hydra/launcher=submitit_slurm: the launcher is not installed: pip install -e ".[slurm]"')
+
+
+def test_an_error_of_hydra_is_one_line_and_names_the_setting():
+    assert explain(HydraException("no\n  such thing")) == "no such thing"
+    position = ValueError("invalid literal for int() with base 10: 'a'")
+    assert str(explain(position, ["seed=1", "optimizer.betas.a=1"])).startswith("optimizer.betas.a=1: a is not a ")
 
 
 def test_missing_slurm_is_reported_in_one_line():
