@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 from command_support import run_command  # noqa: F401
 from filelock import FileLock
 from hydra.core.config_store import ConfigStore
@@ -114,6 +115,12 @@ def test_an_error_of_hydra_is_one_line_and_names_the_setting():
     assert explain(HydraException("no\n  such thing")) == "no such thing"
     position = ValueError("invalid literal for int() with base 10: 'a'")
     assert str(explain(position, ["seed=1", "optimizer.betas.a=1"])).startswith("optimizer.betas.a=1: a is not a ")
+
+
+def test_a_mistake_in_a_configuration_file_names_its_place():
+    with pytest.raises(yaml.MarkedYAMLError) as raised:
+        yaml.safe_load("a: [")
+    assert re.fullmatch(r"<unicode string> .*\bline 1\b.*: correct the file", str(explain(raised.value)))
 
 
 def test_missing_slurm_is_reported_in_one_line():
