@@ -40,7 +40,7 @@ from .overrides import (
     refuse_unread,
     with_new_keys,
 )
-from .settings import CONFIGS
+from .settings import CONFIGS, reads_of
 from .trust import trusting
 
 
@@ -48,11 +48,11 @@ def run(config: DictConfig) -> None:
     """Run one task."""
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
-    own_files = own_files_of(hydra_config)
+    choices, own_files = hydra_config.runtime.choices, own_files_of(hydra_config)
+    if (reads := reads_of(OmegaConf.select(config, "task._target_"))) is not None:
+        refuse_unread(reads, choices["task"], overrides)
     with trusting(trusted_by(config, overrides)):
-        plain, task = asked(config, overrides, hydra_config.runtime.choices, own_files)
-        if task.needs == "nothing":
-            refuse_unread(task.reads, hydra_config.runtime.choices["task"], overrides)
+        plain, task = asked(config, overrides, choices, own_files)
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         given.overrides = None if sweep else overrides

@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -123,13 +123,12 @@ def resolve(
     blocks = {**dict.fromkeys(KINDS), **plain}
     late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
     problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
-    unread = () if problems else _unread_by(plain["task"], late.keys())
     if not problems:
-        problems = [each for group in late if group not in unread for each in _problems(group, late[group])]
+        problems = [each for group in late for each in _problems(group, late[group])]
     if problems:
         raise UserError(several(problems))
     plain |= {key: os.path.expanduser(plain[key]) for key in ("run", "runs", "stores") if plain[key] is not None}
-    checked_blocks = {group: block if group in unread else _as_declared(group, block) for group, block in plain.items()}
+    checked_blocks = {group: _as_declared(group, block) for group, block in plain.items()}
     return checked_blocks if pretrained is None else {**checked_blocks, "pretrained": pretrained}
 
 
@@ -163,17 +162,6 @@ def _with_defaults(group: str, block: Any) -> Any:
 def _is_setting(value: Any) -> bool:
     """Whether a default can be written to a configuration file."""
     return value is None or isinstance(value, bool | int | float | str | list)
-
-
-def _unread_by(task: Mapping, late: Set[str]) -> Collection[str]:
-    """The groups among `late` that the task does not need."""
-    if not late - {"task"}:
-        return ()
-    try:
-        needs = located(task["_target_"], "task").needs
-    except UserError:  # `_problems` reports it
-        return ()
-    return late - {"task"} if needs == "nothing" else ()
 
 
 def refuse_problems(config: Mapping, lenient: bool = False) -> None:

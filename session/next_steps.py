@@ -25,7 +25,7 @@ OF_ONE_RUN = ("encoding", "run", "task", "encodings")  # settings that do not ca
 
 def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
     """Useful commands after a run, as lists of arguments, by purpose."""
-    overrides = [each.removeprefix("++") for each in session.overrides or ()]  # as the user wrote them
+    overrides = [*map(_as_written, session.overrides or ())]
     reports = [each for each in overrides if key_of(each) in ("runs", "trust")]
     if session.config["run"] is not None:  # runs with other encodings will be in the usual folder
         reports.append(f"task.directories=[{as_value(run.path)},{as_value(session.config['runs'])}]")
@@ -40,6 +40,11 @@ def next_steps(session: Session, run: RunDirectory) -> dict[str, list[str]]:
             *(each for each in overrides if key_of(each) in ("stores", "trust")),
         ],
     }
+
+
+def _as_written(setting: str) -> str:
+    """A setting without the `++` that `with_new_keys` adds; the user wrote that of `encodings`, which needs it."""
+    return setting if key_of(setting).startswith("encodings.") else setting.removeprefix("++")
 
 
 def _another_run(session: Session, overrides: Sequence[str]) -> dict[str, list[str]]:

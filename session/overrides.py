@@ -150,4 +150,5 @@ def refuse_unread(reads: Sequence[str], task: str, overrides: Sequence[str]) -> 
     ignored = [each for each in overrides if key_of(each).split(".")[0] not in known]
     if ignored:
         allowed = ", ".join(["task.*", "trust", *reads])
-        raise UserError(f"{ignored[0]}: task={task} does not read this setting; it reads {allowed}")
+        setting = ignored[0].removeprefix("++")  # of `with_new_keys`
+        raise UserError(f"{setting}: task={task} does not read this setting; it reads {allowed}")

@@ -135,6 +135,7 @@ MISTAKES = {
     "domain.source=separated16 domain.path=nowhere.json": "nowhere.json",
     "domain=flip_flop data.length=256": "data.length=256: domain flip_flop needs at least 512, its longest example",
     "domain=mqrar domain.queries=2.0": "domain.queries=2.0: it must be in (0, 1]",
+    "task=report encoding._target_=gone.X trust=gone": "encoding._target_=gone.X: task=report does not read this",
     "task=report seed=3": "seed=3: task=report does not read this setting; it reads task.*, trust, runs, stores",
     "task=study study=jsb encoding=rope": "encoding=rope: task=study does not read this setting; it reads task.*, ",
     "task=report": "runs: no such folder; set runs=",

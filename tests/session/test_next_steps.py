@@ -99,7 +99,7 @@ def test_a_damaged_run_is_no_run_and_hides_none(tmp_path, finished, suggested):
 def test_once_all_encodings_have_runs_another_seed_is_suggested(tmp_path, monkeypatch):
     monkeypatch.setattr("bearings.session.next_steps.choices_of", lambda group: ["nope", "path", "pope", "rope"])
     finished = [(name, SEED) for name in ("nope", "path", "rope")]
-    given = ["encoding=pope", "model.layers=1"]
+    given = ["encoding=pope", "model.layers=1", "++encodings.pope.delta_init=uniform"]
     finished = [(*each, "model.layers=1") for each in finished]
     overrides = [*given, f"seed={SEED}", "run=mine"]
     assert commands(tmp_path, overrides, finished=finished, own_files="/mine")[0] == [
