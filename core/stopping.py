@@ -50,11 +50,13 @@ def begin(resumes: bool) -> None:
         signal.signal(signal.SIGUSR2, handle)
 
 
-def requeue() -> None:
-    """Let submitit submit this job again, if it was stopped before its time limit and may be submitted again."""
-    if _requeue is not None and _by_submitit:
-        with suppress(Exception):  # it may not
-            _requeue(signal.SIGUSR2, None)  # otherwise exits
+def requeue_refused() -> bool:
+    """Let submitit submit this job again, if it was stopped before its time limit. Returns whether it may not be."""
+    if _requeue is None or not _by_submitit:
+        return False
+    with suppress(Exception):  # it may not
+        _requeue(signal.SIGUSR2, None)  # otherwise exits
+    return True
 
 
 def note(number: int) -> None:

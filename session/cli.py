@@ -105,7 +105,8 @@ class Sweep:
                     print(f"skipped: {printable(str(error))}", file=sys.stderr)
         except SystemExit as end:
             if not sweep or end.code == stopping.STATUS:  # a stop ends the whole sweep
-                stopping.requeue()
+                if stopping.requeue_refused():
+                    self._fail(settings, UserError("stopped before its time limit; rerun the command to resume"))
                 raise
             self._fail(settings, end.__context__ or end)  # the error that `one_line_errors` has printed
         except Exception as error:

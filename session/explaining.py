@@ -24,6 +24,7 @@ from .settings import CONFIGS
 
 NUMBERS = re.compile(r"[-+0-9.,eE\s]*")
 NO_MEMORY = re.compile("out of memory|can't allocate memory|Storage size calculation overflowed")
+NO_RESULT = re.compile(r"Job (\S+) .*has not produced any output \((state: [^)]+)\)", re.DOTALL)  # of submitit
 # In messages of Hydra.
 UNKNOWN_KEY = re.compile("Could not override '([^'@]*)")
 NOT_MERGED = re.compile("Error merging override (.*)", re.DOTALL)
@@ -46,6 +47,13 @@ def explain(error: Exception, given: Sequence[str] | None = None) -> str | None:
             "hydra/launcher=submitit_slurm: srun was not found: start the sweep on a SLURM login node, or leave out "
             "hydra/launcher"
         )
+    if isinstance(error, RuntimeError) and type(error).__module__ == "submitit.core.utils":
+        if found := NO_RESULT.match(str(error)):
+            return (
+                f"job {found[1]} of the sweep ended without a result ({found[2]}); its output may say why, and other "
+                "jobs may still be running: rerun the command to try again"
+            )
+        return f"hydra/launcher=submitit_slurm: {one_line(error)}"
     if isinstance(error, MissingConfigException) and error.options is not None:
         return _no_such_file(str(error.missing_cfg_file), error.options)
     settings = sys.argv[1:] if given is None else given

@@ -153,11 +153,11 @@ def test_a_job_of_submitit_is_stopped_before_its_limit_and_submitted_again(begun
         stopping.begin(resumes=True)
         stopping.begin(resumes=True)  # the next run of the job
         assert signal.SIGUSR2 in stopping.heard()
-        stopping.requeue()
+        assert not stopping.requeue_refused()
         assert submitted == []
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGUSR2)
-        stopping.requeue()
+        assert stopping.requeue_refused()
         assert submitted == [signal.SIGUSR2]
     finally:
         signal.signal(signal.SIGUSR2, before)

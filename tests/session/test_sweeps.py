@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 
+from bearings.core import stopping
 from bearings.session.explaining import explain
 from bearings.tasks.check import Check
 
@@ -89,21 +90,39 @@ def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
     assert err.endswith("\nskipped 2 runs of the sweep: other processes are training them\n")
 
 
-def test_a_sweep_of_jobs_names_their_output_and_the_reason_of_a_failure(run, monkeypatch):
-    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # starts the runs in this process
+@pytest.fixture
+def jobs(monkeypatch):
+    """A setting that starts the runs of a sweep in this process, as jobs of submitit."""
+    target = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
     basic = Plugins.instance().class_name_to_class[target]
     node = {"_target_": target, "submitit_folder": "${hydra.sweep.dir}/.submitit/%j"}
     monkeypatch.setitem(ConfigStore.instance().repo["hydra"]["launcher"], "submitit_here.yaml", None)  # restored later
     ConfigStore.instance().store(group="hydra/launcher", name="submitit_here", node=node)
     inner = basic.__init__
     monkeypatch.setattr(basic, "__init__", lambda self, submitit_folder: inner(self))
-    settings = ["task=check", "experiment=debug", "domain=flip_flop", "hydra/launcher=submitit_here"]
-    status, out, err = run(*settings, "-m", "data.length=512,64")
+    return "hydra/launcher=submitit_here"
+
+
+def test_a_sweep_of_jobs_names_their_output_and_the_reason_of_a_failure(run, jobs):
+    status, out, err = run("task=check", "experiment=debug", "domain=flip_flop", jobs, "-m", "data.length=512,64")
     assert status == 2
     assert out.startswith("submitting 2 jobs, whose output goes to runs/.sweep/.submitit\n")
     reason, _, failed = err.splitlines()
     assert failed.startswith(f"error: a run of the sweep failed: {reason.removeprefix('error: ')} (task=check ")
     assert failed.endswith(" data.length=64)")
+
+
+def test_a_job_that_its_time_limit_has_stopped_is_a_failed_run(run, jobs, monkeypatch):
+    def stopped(self, session):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Check, "__call__", stopped)
+    monkeypatch.setattr(stopping, "requeue_refused", lambda: True)
+    status, _, err = run("task=check", "experiment=debug", "domain=flip_flop", "data.length=512", jobs, "-m", "seed=0")
+    assert status == 2
+    assert (
+        "\nerror: a run of the sweep failed: stopped before its time limit; rerun the command to resume (task=" in err
+    )
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_command():
@@ -126,3 +145,12 @@ def test_a_mistake_in_a_configuration_file_names_its_place():
 def test_missing_slurm_is_reported_in_one_line():
     line = explain(RuntimeError('Could not detect "srun", are you indeed on a slurm cluster?'))
     assert line.startswith("hydra/launcher=submitit_slurm: srun was not found: ")
+
+
+def test_a_job_that_was_killed_is_named_with_its_state():
+    killed = type("UncompletedJobError", (RuntimeError,), {"__module__": "submitit.core.utils"})
+    path = "Job 15_0 (task: 0) with path /my/15_0_0_result.pkl"
+    line = explain(killed(f"{path}\nhas not produced any output (state: CANCELLED by 0)\nError stream produced:\n---"))
+    assert line.startswith("job 15_0 of the sweep ended without a result (state: CANCELLED by 0); its output ")
+    refused = type("FailedJobError", (killed,), {"__module__": "submitit.core.utils"})
+    assert explain(refused("sbatch: error: Invalid\n")) == "hydra/launcher=submitit_slurm: sbatch: error: Invalid"
