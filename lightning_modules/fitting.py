@@ -1,6 +1,7 @@
 """Sets up Lightning's Trainer. Only training imports this module, as importing Lightning takes seconds."""
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, distributed
 from torch.utils.data import DataLoader
 
+from ..core import launcher
 from .checkpoints import CheckpointWriter
 from .context_parallel import collate_part
 from .data_module import DataModule
@@ -76,6 +79,12 @@ def build_trainer(
     warnings.filterwarnings("ignore", ".*`srun` command is available.*")  # on a login node of SLURM
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # from Lightning's use of PyTorch
     warnings.filterwarnings("ignore", ".*broadcast_buffers.*")  # older versions of PyTorch have no other name for it
+    plugins: list[Any] = [CheckpointWriter()]
+    if settings.ranks == 1:
+        plugins.append(LightningEnvironment())  # the tasks of a batch job of SLURM are not ranks of this run
+    elif launcher.started(settings.ranks):
+        # Lightning refuses tasks that were requested with --ntasks, which does not set this variable.
+        os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(settings.devices))
     trainer = Trainer(
         default_root_dir=directory,
         max_steps=settings.steps,
@@ -85,7 +94,7 @@ def build_trainer(
         num_nodes=settings.nodes,
         strategy=_strategy(settings),
         precision=cast("Any", settings.precision),
-        plugins=[CheckpointWriter()],
+        plugins=plugins,
         callbacks=callbacks,
         logger=loggers,
         log_every_n_steps=settings.log_every,
