@@ -44,8 +44,8 @@ from .settings import CONFIGS, reads_of
 from .trust import trusting
 
 
-def run(config: DictConfig) -> None:
-    """Run one task."""
+def run(config: DictConfig) -> float | None:
+    """Run one task. Returns its loss, if it has one."""
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     choices, own_files = hydra_config.runtime.choices, own_files_of(hydra_config)
@@ -58,7 +58,7 @@ def run(config: DictConfig) -> None:
         given.overrides = None if sweep else overrides
         given.own_files = own_files
         stopping.begin(task.resumes)
-        task(given)
+        return task(given)
 
 
 def _session(plain: dict, needs: str, overrides: list[str], sweep: bool) -> Command:
@@ -90,14 +90,14 @@ class Sweep:
         self.failed: list[str] = []
         self.held: list[str] = []
 
-    def start(self, config: DictConfig) -> None:
-        """Start one run; called by Hydra. If a run of a sweep fails, the sweep continues."""
+    def start(self, config: DictConfig) -> float | None:
+        """Start one run, and return its loss; called by Hydra. If a run of a sweep fails, the sweep continues."""
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         settings = " ".join(HydraConfig.get().overrides.task)
         try:
             with one_line_errors():
                 try:
-                    run(config)
+                    return run(config)
                 except HeldError as error:
                     if not sweep:
                         raise

@@ -43,5 +43,5 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def __call__(self, session: "Session") -> None:
-        """Carry out the task, with a checked session."""
+    def __call__(self, session: "Session") -> float | None:
+        """Carry out the task, with a checked session. May return a loss, which a Hydra sweeper can minimise."""

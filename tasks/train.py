@@ -42,11 +42,12 @@ class Train(Task):
         self.samples, self.tokens = given.samples, given.tokens
         self.settings = {"temperature": given.temperature, "top_k": given.top_k, "top_p": given.top_p}
 
-    def __call__(self, session: Session) -> None:
+    def __call__(self, session: Session) -> float | None:
+        """Returns nats per token on the validation split, on rank 0."""
         with session.settings.determinism():
-            self._train(session)
+            return self._train(session)
 
-    def _train(self, session: Session) -> None:
+    def _train(self, session: Session) -> float | None:
         run = RunDirectory.of(session.config)
         session.settings.refuse_other_ranks()
         run.refuse_impossible_place()  # before the data are prepared, which may take hours
@@ -84,8 +85,10 @@ class Train(Task):
             if first:
                 run.keep_config()
             session.console.print(f"already finished; to train it again, delete {run.path}")
-        if first:
-            self._show(session, run, store)
+        if not first:
+            return None
+        self._show(session, run, store)
+        return Records.load(run.records("valid")).nats_per_token
 
     def _finish(self, session: Session, run: RunDirectory, store: Store, first: bool) -> None:
         if not run.best.exists():

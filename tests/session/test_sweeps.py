@@ -6,6 +6,7 @@ import pytest
 import yaml
 from command_support import run_command  # noqa: F401
 from filelock import FileLock
+from hydra._internal.core_plugins import basic_launcher
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
@@ -88,6 +89,20 @@ def test_a_sweep_skips_runs_that_another_process_trains(run, tmp_path):
     for seed in "01":
         assert f"skipped: there/{seed}: another process is training this run" in err
     assert err.endswith("\nskipped 2 runs of the sweep: other processes are training them\n")
+
+
+def test_a_sweeper_gets_the_loss_of_each_run(run, monkeypatch):
+    inner, losses = basic_launcher.run_job, []
+
+    def run_job(**given):
+        done = inner(**given)
+        losses.append(done.return_value)
+        return done
+
+    monkeypatch.setattr(basic_launcher, "run_job", run_job)
+    monkeypatch.setattr(Check, "__call__", lambda self, session: session.config["seed"] / 2)
+    run("task=check", "experiment=debug", "domain=flip_flop", "data.length=512", "-m", "seed=3,5")
+    assert losses == [1.5, 2.5]
 
 
 @pytest.fixture
