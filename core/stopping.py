@@ -54,9 +54,11 @@ def requeue_refused() -> bool:
     """Let submitit submit this job again, if it was stopped before its time limit. Returns whether it may not be."""
     if _requeue is None or not _by_submitit:
         return False
-    with suppress(Exception):  # it may not
-        _requeue(signal.SIGUSR2, None)  # otherwise exits
-    return True
+    try:
+        _requeue(signal.SIGUSR2, None)  # exits on rank 0, and returns on others
+    except Exception:
+        return True
+    return False
 
 
 def note(number: int) -> None:
