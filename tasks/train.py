@@ -88,7 +88,7 @@ class Train(Task):
         if not first:
             return None
         self._show(session, run, store)
-        return Records.load(run.records("valid")).nats_per_token
+        return self._records(session, run, store, "valid").nats_per_token
 
     def _finish(self, session: Session, run: RunDirectory, store: Store, first: bool) -> None:
         if not run.best.exists():
@@ -128,15 +128,20 @@ class Train(Task):
         """The splits on which the trained model is scored."""
         return session.domain.splits[1:]
 
+    def _records(self, session: Session, run: RunDirectory, store: Store, split: str) -> Records:
+        """The scores of a split of a finished run. They may not exist: task=tune does not score the test split."""
+        file = run.records(split)
+        if not file.exists():
+            score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
+            run.seal(file)
+        return Records.load(file)
+
     def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
         for split in session.domain.splits[2:]:
-            file = run.records(split)
-            if not file.exists():  # task=tune does not score it
-                score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
-                run.seal(file)
+            records = self._records(session, run, store, split)
             session.console.print()
             title = f"{split} split, scored once with the best checkpoint on validation"
-            print_results(session, run, store, split, Records.load(file), title)
+            print_results(session, run, store, split, records, title)
         for folder in (run.path / "samples", run.path / "plots"):
             if files := sorted(file.name for file in folder.glob("*")):
                 session.console.print(f"wrote {folder}: {', '.join(files)}")

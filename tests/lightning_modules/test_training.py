@@ -139,6 +139,7 @@ def test_the_best_checkpoint_is_the_one_best_on_validation(tmp_path):
     scores = {int(line[0]): float(line[column]) for line in lines if line[column]}
     best = torch.load(run.best, weights_only=True)
     assert best["global_step"] == min(scores, key=scores.get)
+    run.records("valid").unlink()
     assert Train()(Session.of(plain)) == pytest.approx(min(scores.values()), abs=1e-6)  # of the finished run
 
 
