@@ -37,10 +37,9 @@ from .overrides import (
     refuse_no_choice,
     refuse_removals,
     refuse_unknown_flags,
-    refuse_unread,
     with_new_keys,
 )
-from .settings import CONFIGS, reads_of
+from .settings import CONFIGS
 from .trust import trusting
 
 
@@ -49,8 +48,6 @@ def run(config: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
     choices, own_files = hydra_config.runtime.choices, own_files_of(hydra_config)
-    if (reads := reads_of(OmegaConf.select(config, "task._target_"))) is not None:
-        refuse_unread(reads, choices["task"], overrides)
     with trusting(trusted_by(config, overrides)):
         plain, task = asked(config, overrides, choices, own_files)
         sweep = hydra_config.mode == RunMode.MULTIRUN

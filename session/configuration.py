@@ -11,9 +11,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..core.errors import UserError, nearest_key, several, shortened, suggestions
 from ..core.options import REQUIRED, Options, checked, defaults_of, options_of
-from .overrides import choices_of, key_of, refuse_hidden_choices
+from .overrides import choices_of, key_of, refuse_hidden_choices, refuse_unread
 from .pretrained import start_from_pretrained
-from .settings import GIVEN, Settings, declared, file_of, options_for, target_of
+from .settings import GIVEN, Settings, declared, file_of, options_for, reads_of, target_of
 from .trust import KINDS, GoneError, located
 
 NAMED = ("domain", "encoding", "model")  # groups whose file names are part of a run's path
@@ -31,8 +31,10 @@ def asked(
         own_files: the folder of --config-dir; None without one.
 
     Raises:
-        UserError: see `resolve`, `build` and `refuse_hidden_choices`.
+        UserError: see `refuse_unread`, `refuse_hidden_choices`, `resolve` and `build`.
     """
+    if (reads := reads_of(OmegaConf.select(config, "task._target_"))) is not None:
+        refuse_unread(reads, choices["task"], overrides)
     refuse_hidden_choices(overrides, own_files)
     plain = resolve(config, choices, overrides, own_files)
     plain["names"] = {group: name_of(group, choices[group], plain[group]["_target_"]) for group in NAMED}

@@ -26,6 +26,9 @@ def test_a_wrong_value_in_a_sweep_is_refused_before_the_first_run(run):
     settings = ["task=check", "experiment=debug", "domain=flip_flop", "data.length=512"]
     status, out, err = run(*settings, "-m", "optimizer.learning_rate=1e-3,fast")
     assert (status, out, err) == (2, "", "error: optimizer.learning_rate='fast': it should be a valid number\n")
+    status, out, err = run(*settings[1:], "-m", "task=check,report")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: experiment=debug: task=report does not read this setting; ")
 
 
 def test_a_wrong_value_in_a_sweep_of_an_own_experiment_is_refused_before_the_first_run(run, tmp_path):
