@@ -108,6 +108,8 @@ def resolve(
     plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
+    if malformed := [group for group in KINDS if not isinstance(plain.get(group, {}), Mapping)]:
+        raise UserError(several([each for group in malformed for each in _problems(group, plain[group])]))
     problems, pretrained = [*_option_problems(by_encoding, own_files)], None
     for name, option in options_of(Settings).items():
         problems += option.problems(plain[name]) if name in plain else []
@@ -137,7 +139,9 @@ def resolve(
 def _unknown_groups(plain: Mapping) -> Iterator[str]:
     allowed, read_by_task = [*KINDS, *options_of(Settings)], plain["task"].items()
     for key, value in plain.items():
-        if key not in allowed and (key, value) not in read_by_task:  # such as `study` of task=study
+        if key == "experiment":
+            yield f"{key}: unknown key; start the file of the experiment with the line # @package _global_"
+        elif key not in allowed and (key, value) not in read_by_task:  # such as `study` of task=study
             yield f"{key}: unknown key; {suggestions(key, allowed)}"
 
 

@@ -272,8 +272,10 @@ def test_an_experiment_in_another_folder_is_checked_as_one_in_configs(run, tmp_p
     for name, text in {
         "wide": "model: {width: 96}\nencodings: {own: {speed: 0.3}}",
         "typo": "encodings: {owm: {speed: 0.3}}",
+        "flat": "model: 3\ntask: check",
     }.items():
         (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+    (tmp_path / "conf" / "experiment" / "bare.yaml").write_text("model: {width: 96}\n")
     command = ("--config-dir=conf", "domain=flip_flop", "task=check")
     given = (*command, "experiment=wide")
     status, _, err = run(*given, "model=base")
@@ -286,9 +288,14 @@ def test_an_experiment_in_another_folder_is_checked_as_one_in_configs(run, tmp_p
         assert (status, err) == (0, "")
         names |= set(re.findall(r"small-[0-9a-f]{8}", out))
     assert len(names) == 2
-    status, _, err = run(*command, "experiment=typo", "encoding=rope")
-    assert status == 2
-    assert err.startswith("error: encodings.owm: unknown encoding; did you mean own? allowed: ")
+    for name, line in {
+        "typo": "encodings.owm: unknown encoding; did you mean own? allowed: ",
+        "flat": "task='check': it should contain settings and a _target_; model=3: it should contain settings and a ",
+        "bare": "experiment: unknown key; start the file of the experiment with the line # @package _global_\n",
+    }.items():
+        status, _, err = run(*command, f"experiment={name}", "encoding=rope")
+        assert status == 2
+        assert err.startswith(f"error: {line}")
 
 
 def test_a_run_records_the_defaults_of_a_class_of_another_package():
