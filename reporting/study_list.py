@@ -114,16 +114,17 @@ def _read_published(given: Any) -> dict[str, Mapping[str, str]]:
 
 def _check_encodings(folder: Path, found: Mapping[str, Any]) -> None:
     """Raise UserError for a published result of an encoding that neither configs/ nor a line of the list has."""
-    encodings = sorted({*choices_of("encoding"), *(encodings_in(found["runs"]) if "published" in found else ())})
+    given = settings_in(found["runs"]) if "published" in found else set()
+    encodings = sorted({*choices_of("encoding"), *(value for key, value in given if key == "encoding")})
     for each in (encoding for figures in found.get("published", {}).values() for encoding in figures):
         if each not in encodings:
             raise UserError(f"{folder / LIST}, published: {each} is not an encoding; {suggestions(each, encodings)}")
 
 
-def encodings_in(lines: Iterable[str]) -> set[str]:
-    """The encodings that lines of settings name."""
+def settings_in(lines: Iterable[str]) -> set[tuple[str, str]]:
+    """The key and value of each setting in lines of runs."""
     settings = itertools.chain.from_iterable(values for line in lines for values in choices_in(line))
-    return {each.partition("=")[2] for each in settings if key_of(each) == "encoding"}
+    return {(key_of(each), each.partition("=")[2]) for each in settings}
 
 
 def _check_lines(folder: Path, found: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score
 from ..reporting.statistics import DOMINANT, FEWEST_SEEDS
 from ..reporting.study import MISSING, WITHOUT_DIVERGED, Comparison, Study
-from ..reporting.study_list import LIST, OUTCOMES, encodings_in, read_list
+from ..reporting.study_list import LIST, OUTCOMES, read_list, settings_in
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign
 from ..reporting.take_off import take_off_sentence, take_off_tables
 from ..reporting.zero_shot import zero_shot_tables
@@ -114,7 +114,8 @@ class Page:
 
     def _commands(self) -> tuple[str, str]:
         """The commands for missing runs and for a report; they name packages and files that are not this project's."""
-        own = " --config-dir=YOUR_FILES" if encodings_in(self._listed["runs"]) - {*choices_of("encoding")} else ""
+        given = ((value, choices_of(key)) for key, value in settings_in(self._listed["runs"]))
+        own = " --config-dir=YOUR_FILES" if any(names and value not in names for value, names in given) else ""
         models = [each.any_run.config for comparison in self.study.comparisons for each in comparison.contestants]
         packages = sorted(set().union(*map(packages_of, models)))
         trusted = packages[0] if len(packages) == 1 else f"[{','.join(packages)}]"

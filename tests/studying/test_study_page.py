@@ -65,6 +65,7 @@ def test_a_study_s_page_names_its_own_packages_and_files(tmp_path):
     path = make_run(tmp_path / "runs", "nope", 0)
     for name in ("config.yaml", "manifest.json"):
         (path / name).write_text((path / name).read_text().replace("bearings.encodings.nope.NoPE", "mine.Own"))
+    (tmp_path / "study.yaml").write_text("runs: ['experiment=own seed=0 encoding=rope,nope']")
     with trusting("mine"):
         summary.write_summary(tmp_path)
     page = (tmp_path / "README.md").read_text()
