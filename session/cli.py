@@ -1,5 +1,6 @@
 """The command line: turns settings into one run, or into each run of a sweep."""
 
+import math
 import os
 import sys
 import traceback
@@ -25,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .. import __version__
 from ..core import launcher, stopping
-from ..core.errors import HeldError, UserError
+from ..core.errors import DivergedError, HeldError, UserError
 from ..core.terminal import printable
 from ..core.words import plural
 from .command import Command
@@ -88,7 +89,11 @@ class Sweep:
         self.held: list[str] = []
 
     def start(self, config: DictConfig) -> float | None:
-        """Start one run, and return its loss; called by Hydra. If a run of a sweep fails, the sweep continues."""
+        """Start one run; called by Hydra. If a run of a sweep fails, the sweep continues.
+
+        Returns:
+            The loss for a sweeper, infinity if the run diverged; None if there is none.
+        """
         sweep = HydraConfig.get().mode == RunMode.MULTIRUN
         settings = " ".join(HydraConfig.get().overrides.task)
         try:
@@ -105,7 +110,9 @@ class Sweep:
                 if stopping.requeue_refused():
                     self._fail(settings, UserError("stopped before its time limit; rerun the command to resume"))
                 raise
-            self._fail(settings, end.__context__ or end)  # the error that `one_line_errors` has printed
+            error = end.__context__ or end  # the error that `one_line_errors` has printed
+            self._fail(settings, error)
+            return math.inf if isinstance(error, DivergedError) else None
         except Exception as error:
             if not sweep:
                 raise

@@ -1,5 +1,6 @@
 """Sweeps with -m: which are refused, which runs are skipped or failed, and missing launchers."""
 
+import math
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 
 from bearings.core import stopping
+from bearings.core.errors import DivergedError
 from bearings.session.explaining import explain
 from bearings.tasks.check import Check
 
@@ -102,10 +104,15 @@ def test_a_sweeper_gets_the_loss_of_each_run(run, monkeypatch):
         losses.append(done.return_value)
         return done
 
+    def half(self, session):
+        if session.config["seed"] == 4:
+            raise DivergedError("the loss is nan")
+        return session.config["seed"] / 2
+
     monkeypatch.setattr(basic_launcher, "run_job", run_job)
-    monkeypatch.setattr(Check, "__call__", lambda self, session: session.config["seed"] / 2)
-    run("task=check", "experiment=debug", "domain=flip_flop", "data.length=512", "-m", "seed=3,5")
-    assert losses == [1.5, 2.5]
+    monkeypatch.setattr(Check, "__call__", half)
+    run("task=check", "experiment=debug", "domain=flip_flop", "data.length=512", "-m", "seed=3,4,5")
+    assert losses == [1.5, math.inf, 2.5]
 
 
 @pytest.fixture
