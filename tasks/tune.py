@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from filelock import FileLock
@@ -12,7 +12,6 @@ from filelock import FileLock
 from ..core.checked_files import DAMAGE, figure, read_csv, why
 from ..core.errors import DivergedError, UserError, nearest_key
 from ..core.options import as_path, checked, defaults_of, options_of
-from ..domains.records import Records
 from ..domains.store import Store
 from ..reporting.finished import RATE
 from ..reporting.tables import Row, Table, by_value, write_csv
@@ -44,7 +43,7 @@ class Search(Train):
         """Nothing, because no report compares the runs of a search."""
 
     def _show(self, session: Session, run: RunDirectory, store: Store) -> None:
-        score = Records.load(run.records("valid")).nats_per_token
+        score = self._records(session, run, store, "valid").nats_per_token
         session.console.print(f"{self.point}: {score:.4f} on validation")
 
 
@@ -170,11 +169,10 @@ class Tune(Task):
         try:
             if (step := run.manifest.get("diverged")) is not None:
                 raise DivergedError(f"training diverged at step {step:,}: to train it again, delete {run.path}")
-            Search(text)(here)
+            return cast("float", Search(text)(here))  # the only rank
         except DivergedError as error:
             session.console.print(f"{text}: {error}")
             return float("inf")
-        return Records.load(run.records("valid")).nats_per_token
 
 
 def _as_declared(config: Mapping, key: str, values: Sequence[Any]) -> list[Any]:
