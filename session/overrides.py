@@ -1,7 +1,7 @@
 """Settings as a command line writes them: `key=value`, and which of them are refused before they are composed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -131,17 +131,25 @@ def refuse_hidden_choices(overrides: Sequence[str], own_files: str | None = None
     """
     given = dict(each.split("=", 1) for each in overrides if "=" in each)
     experiment = given.get("experiment", "")
-    folder = next((each for each in (CONFIGS, own_files) if experiment in choices_of("experiment", each)), None)
-    if folder is None:
-        return
-    sets = file_of("experiment", experiment, folder)
+    files = [*_experiments(experiment, own_files)]
     for group in ("model", "domain"):
-        if group in given and isinstance(block := sets.get(group), DictConfig):
-            keys = ", ".join(f"{group}.{key}" for key in block)
+        blocks = [block for each in files if isinstance(block := each.get(group), DictConfig)]
+        if group in given and blocks:
+            keys = ", ".join(dict.fromkeys(f"{group}.{key}" for block in blocks for key in block))
             raise UserError(
                 f"{group}={given[group]}: experiment={experiment} sets {keys} itself: leave out one of the "
                 "two, or override single keys"
             )
+
+
+def _experiments(name: str, own_files: str | None) -> Iterator[DictConfig]:
+    """The contents of the file of an experiment, and of those in its defaults; nothing if there is no such file."""
+    folder = next((each for each in (CONFIGS, own_files) if name in choices_of("experiment", each)), None)
+    if folder is not None and isinstance(file := file_of("experiment", name, folder), DictConfig):
+        yield file
+        for base in file.get("defaults") or ():
+            if isinstance(base, str):  # not a choice of another group
+                yield from _experiments(base, own_files)
 
 
 def refuse_unread(reads: Sequence[str], task: str, overrides: Sequence[str]) -> None:

@@ -271,16 +271,20 @@ def test_an_experiment_in_another_folder_is_checked_as_one_in_configs(run, tmp_p
     (tmp_path / "conf" / "encoding" / "own.yaml").write_text("_target_: mine.Mine\n")
     for name, text in {
         "wide": "model: {width: 96}\nencodings: {own: {speed: 0.3}}",
+        "heir": "defaults: [wide]",
         "typo": "encodings: {owm: {speed: 0.3}}",
         "flat": "model: 3\ntask: check",
     }.items():
         (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
     (tmp_path / "conf" / "experiment" / "bare.yaml").write_text("model: {width: 96}\n")
     command = ("--config-dir=conf", "domain=flip_flop", "task=check")
-    given = (*command, "experiment=wide")
-    status, _, err = run(*given, "model=base")
-    line = "model=base: experiment=wide sets model.width itself: leave out one of the two, or override single keys"
-    assert (status, err) == (2, f"error: {line}\n")
+    for name in ("heir", "wide"):
+        given = (*command, f"experiment={name}")
+        status, _, err = run(*given, "model=base")
+        line = (
+            f"model=base: experiment={name} sets model.width itself: leave out one of the two, or override single keys"
+        )
+        assert (status, err) == (2, f"error: {line}\n")
     assert run(*given, "encoding=rope")[::2] == (0, "")
     names = set()
     for options in ((), ("encoding.speed=0.3",), ("encoding.speed=0.1",)):
