@@ -51,7 +51,7 @@ def begin(resumes: bool) -> None:
 
 
 def requeue_refused() -> bool:
-    """Let submitit submit this job again, if it was stopped before its time limit. Returns whether it may not be."""
+    """Have submitit submit this job again if it was stopped before its time limit. Returns whether submitit refuses."""
     if _requeue is None or not _by_submitit:
         return False
     try:

@@ -83,7 +83,7 @@ def build_trainer(
     if settings.ranks == 1:
         plugins.append(LightningEnvironment())  # the tasks of a batch job of SLURM are not ranks of this run
     elif launcher.started(settings.ranks):
-        # Lightning refuses tasks that were requested with --ntasks, which does not set this variable.
+        # Lightning refuses tasks of a job with --ntasks, which does not set this variable.
         os.environ.setdefault("SLURM_NTASKS_PER_NODE", str(settings.devices))
     trainer = Trainer(
         default_root_dir=directory,
