@@ -105,7 +105,10 @@ def resolve(
         UserError: names every unknown key, with the nearest allowed one, and every value of a wrong type or outside its
             range. Classes without typed options are checked last, as importing them may take seconds.
     """
-    plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    given: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    plain: Any = {**dict.fromkeys(KINDS), **given}
+    if unsound := [_unsound(group, plain[group]) for group in KINDS if not is_block(plain[group])]:
+        raise UserError(several(unsound))
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
     if malformed := [group for group in KINDS if not isinstance(plain.get(group, {}), Mapping)]:
@@ -124,9 +127,8 @@ def resolve(
             plain[group] = _of_own_class(group, plain[group], overrides)
         elif group in choices and choices[group] not in choices_of(group):  # in a folder of --config-dir
             plain[group] = _with_defaults(group, plain[group])
-    blocks = {**dict.fromkeys(KINDS), **plain}
-    late = {group: block for group, block in blocks.items() if _imports_torch(group, block)}
-    problems += [each for group in blocks if group not in late for each in _problems(group, blocks[group])]
+    late = {group: block for group, block in plain.items() if _imports_torch(group, block)}
+    problems += [each for group in plain if group not in late for each in _problems(group, plain[group])]
     if not problems:
         problems = [each for group in late for each in _problems(group, late[group])]
     if problems:
@@ -155,12 +157,12 @@ def _of_own_class(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
     return _with_defaults(group, {key: value for key, value in block.items() if key in known or key in given})
 
 
-def _with_defaults(group: str, block: Any) -> Any:
+def _with_defaults(group: str, block: Mapping) -> dict:
     """A block with the defaults of its class, which Hydra does not know."""
     try:
         own = defaults_of(declared(block["_target_"], group)).items()
-    except (UserError, KeyError, TypeError):  # `_problems` reports it
-        return block
+    except UserError:  # `_problems` reports it
+        return dict(block)
     defaults = {key: value for key, value in own if key not in GIVEN.get(group, ()) and _is_setting(value)}
     return {**defaults, **block}
 
@@ -187,11 +189,20 @@ def refuse_problems(config: Mapping, lenient: bool = False) -> None:
         raise UserError(several(sorted(problems)))
 
 
+def is_block(block: Any) -> bool:
+    """Whether a group of a configuration has settings and names its class."""
+    return isinstance(block, Mapping) and "_target_" in block
+
+
+def _unsound(group: str, block: Any) -> str:
+    return f"{group}={shortened(block)}: it should contain settings and a _target_"
+
+
 def _problems(group: str, block: Any, lenient: bool = False) -> Iterator[str]:
     if group not in KINDS:  # a setting that belongs to no group
         return
-    if not isinstance(block, Mapping) or "_target_" not in block:
-        yield f"{group}={shortened(block)}: it should contain settings and a _target_"
+    if not is_block(block):
+        yield _unsound(group, block)
         return
     try:
         by = declared(block["_target_"], group)

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..core.about import MECHANISMS
 from ..core.errors import UserError
 from ..core.options import REQUIRED, Option, options_of
-from .configuration import NAMED, name_of, trusted_by
+from .configuration import NAMED, is_block, name_of, trusted_by
 from .overrides import as_typed, choices_of, own_files_of
 from .settings import GIVEN, Settings, declared, mechanism_of, reads_of
 from .trust import KINDS, trusting
@@ -41,7 +41,7 @@ def options_text(*, _root_: DictConfig) -> str:
     choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
     plain: Any = OmegaConf.to_container(_root_)
     reads, options = reads_of(plain["task"].get("_target_")), options_of(Settings)
-    shown = [group for group in KINDS if group in plain and (reads is None or group == "task")]
+    shown = [group for group in KINDS if is_block(plain.get(group)) and (reads is None or group == "task")]
     if reads is not None:
         options = {name: option for name, option in options.items() if name in ("trust", *reads)}
     with trusting(trusted_by(_root_, overrides)):

@@ -265,6 +265,16 @@ def test_a_file_in_another_folder_needs_no_options(run, tmp_path):
     assert err.startswith("error: encoding.sped: unknown key; did you mean encoding.speed? allowed: ")
 
 
+@pytest.mark.parametrize("text", ["base: 3", "# @package _global_\nencoding: 3", "# @package _global_\nseed: 3"])
+def test_a_file_in_another_folder_without_a_class_is_one_line(run, tmp_path, text):
+    (tmp_path / "conf" / "encoding").mkdir(parents=True)
+    (tmp_path / "conf" / "encoding" / "own.yaml").write_text(text)
+    status, _, err = run("--config-dir=conf", "encoding=own", "domain=flip_flop", "task=check")
+    assert (status, err.count("\n")) == (2, 1)
+    assert re.fullmatch(r"error: encoding=.*: it should contain settings and a _target_\n", err)
+    assert run("--config-dir=conf", "encoding=own", "--help")[0] in (0, None)
+
+
 def test_an_experiment_in_another_folder_is_checked_as_one_in_configs(run, tmp_path):
     for group in ("encoding", "experiment"):
         (tmp_path / "conf" / group).mkdir(parents=True)
