@@ -48,7 +48,7 @@ def choices_of(group: str, folder: str | Path | None = CONFIGS) -> list[str]:
 
 def as_typed(value: Any) -> str:
     """A value as written on the command line: `null`, `true`, `[0.9, 0.99]`, or plain text."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def as_setting(key: str, value: Any) -> str:

@@ -172,7 +172,8 @@ def test_a_class_of_another_package_brings_its_own_options(run):
     status, _, err = run(*own, "encoding.sped=0.3")
     assert (status, err) == (
         2,
-        "error: encoding.sped: unknown key; did you mean encoding.speed? allowed: encoding.window, encoding.speed\n",
+        "error: encoding.sped: unknown key; did you mean encoding.speed? allowed: encoding.window, encoding.speed, "
+        "encoding.warp\n",
     )
 
 

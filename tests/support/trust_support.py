@@ -14,7 +14,8 @@ MINE = """
 from bearings.encodings.nope import NoPE
 class Mine(NoPE):
     def __init__(
-        self, width: int, heads: int, kv_heads: int, head_dim: int, window: int | None = None, speed: float = 0.1
+        self, width: int, heads: int, kv_heads: int, head_dim: int = 32, window: int | None = None, speed: float = 0.1,
+        warp: object = abs,
     ):
         super().__init__(width, heads, kv_heads, head_dim, window=window)
 class NoArguments(NoPE):
