@@ -110,9 +110,9 @@ def test_every_task_that_reads_a_run_refuses_a_hostile_one(run, tmp_path, sound,
 
 
 def test_the_command_line_refuses_and_trusts(run, tmp_path):
-    status, _, err = run("task=check", "encoding._target_=mine.Mine")
+    status, _, err = run("task=check", "encoding._target_=mine.Mine", "seed=-1")
     assert (status, err.count("\n")) == (2, 1)
-    assert "set trust=mine" in err
+    assert re.match(r"error: seed=-1: .*; encoding\._target_=mine\.Mine: .* set trust=mine", err)
     _, out, _ = run("encoding._target_=mine.Mine", "trust=mine", "--help")
     assert "encoding._target_=mine.Mine: " in out
     assert "encoding=pope: " not in out
@@ -317,10 +317,10 @@ def test_a_run_records_the_defaults_of_a_class_of_another_package():
     with trusting("mine"):
         plain, same, other = (
             asked_by("encoding._target_=mine.Mine", *given)["encoding"]
-            for given in ((), ("++encoding.speed=0.1",), ("++encoding.speed=0.2",))
+            for given in ((), ("++encoding.speed=0.1",), ("++encoding.speed=0.2", "+encodings.pope.window=8"))
         )
     assert plain == same == {"window": None, "speed": 0.1, "_target_": "mine.Mine"}
-    assert other == plain | {"speed": 0.2}
+    assert other == plain | {"speed": 0.2, "window": 8}
 
 
 def test_a_run_s_file_names_no_class_where_its_names_do():
