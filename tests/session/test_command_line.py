@@ -15,6 +15,8 @@ from hydra._internal.hydra import Hydra
 from report_support import make_run
 
 import bearings
+from bearings.core.errors import UserError
+from bearings.session.explaining import one_line_errors
 
 CANONICAL = DATA / "jsb-chorales" / "Jsb16thSeparated.json"
 needs_canonical = pytest.mark.data(CANONICAL)
@@ -162,6 +164,19 @@ def test_errors_reach_the_shell_as_one_line_with_a_status(tmp_path):
     assert done.returncode == 2
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
     assert done.stdout == ""
+
+
+def test_output_that_nobody_reads_any_more_ends_the_program_silently():
+    script = "from bearings.session.explaining import one_line_errors as of\nwith of():\n    while True: print(1)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (1, b"")
+
+
+def test_a_traceback_is_shown_on_request(monkeypatch):
+    monkeypatch.setenv("BEARINGS_TRACEBACK", "1")
+    with pytest.raises(UserError), one_line_errors():
+        raise UserError
 
 
 def test_help_does_not_read_every_file_of_choices(run, monkeypatch):
