@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -123,10 +124,11 @@ def resolve(
         plain["encoding"] |= {key: value for key, value in options if f"encoding.{key}" not in explicit}
         pretrained = start_from_pretrained(plain, explicit)
     for group in ("domain", "encoding"):
-        if f"{group}._target_" in map(key_of, overrides):
-            plain[group] = _of_own_class(group, plain[group], overrides)
-        elif group in choices and choices[group] not in choices_of(group):  # in a folder of --config-dir
-            plain[group] = _with_defaults(group, plain[group])
+        with suppress(UserError):  # `_problems` reports it
+            if f"{group}._target_" in map(key_of, overrides):
+                plain[group] = _of_own_class(group, plain[group], overrides)
+            elif group in choices and choices[group] not in choices_of(group):  # in a folder of --config-dir
+                plain[group] = _with_defaults(group, plain[group])
     late = {group: block for group, block in plain.items() if _imports_torch(group, block)}
     problems += [each for group in plain if group not in late for each in _problems(group, plain[group])]
     if not problems:
@@ -149,20 +151,14 @@ def _unknown_groups(plain: Mapping) -> Iterator[str]:
 
 def _of_own_class(group: str, block: Mapping, overrides: Sequence[str]) -> dict:
     """A block whose class a command has replaced, with the new class's defaults and without options that it lacks."""
-    try:
-        known = options_of(declared(block["_target_"], group))
-    except UserError:  # `_problems` reports it
-        return dict(block)
+    known = options_of(declared(block["_target_"], group))
     given = {key_of(override).removeprefix(f"{group}.") for override in overrides}
     return _with_defaults(group, {key: value for key, value in block.items() if key in known or key in given})
 
 
 def _with_defaults(group: str, block: Mapping) -> dict:
     """A block with the defaults of its class, which Hydra does not know."""
-    try:
-        own = defaults_of(declared(block["_target_"], group)).items()
-    except UserError:  # `_problems` reports it
-        return dict(block)
+    own = defaults_of(declared(block["_target_"], group)).items()
     defaults = {key: value for key, value in own if key not in GIVEN.get(group, ()) and _is_setting(value)}
     return {**defaults, **block}
 
