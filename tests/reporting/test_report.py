@@ -292,6 +292,17 @@ def test_runs_of_removed_encodings_and_domains_are_reported(tmp_path, report, ca
     assert not caplog.records  # on the console
 
 
+def test_runs_of_other_versions_are_read(tmp_path, report):
+    for encoding, group, change in (
+        ("rope", "encoding", {"scaling": "yarn"}),
+        ("pope", "optimizer", {"newer": 1}),
+        ("nope", "task", {"tokens": "many"}),
+    ):
+        rewritten(make_run(tmp_path / "runs", encoding, 0), group, **change)
+    _, printed = report()
+    assert "unreadable" not in printed
+
+
 def test_exports_inside_a_run_are_not_runs(tmp_path, report):
     path = make_run(tmp_path / "runs", "rope", 0)
     (path / "export").mkdir()
