@@ -164,6 +164,7 @@ def test_a_class_with_another_constructor_gives_one_line(run):
     assert (status, err.count("\n")) == (2, 1)
     needed = "its constructor must accept width, heads, kv_heads, head_dim"
     assert err.startswith(f"error: encoding._target_=mine.NoArguments: {needed} (got an unexpected keyword argument ")
+    assert run("encoding._target_=mine.Needy", "trust=mine", "task=check")[2] == "error: encoding: missing rate\n"
 
 
 def test_a_class_of_another_package_brings_its_own_options(run):
