@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from filelock import FileLock
 from hydra._internal.core_plugins import basic_launcher
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 
 from bearings.core import stopping
 from bearings.core.errors import DivergedError
@@ -159,6 +160,8 @@ def test_an_error_of_hydra_is_one_line_and_names_the_setting():
     assert explain(HydraException("no\n  such thing")) == "no such thing"
     position = ValueError("invalid literal for int() with base 10: 'a'")
     assert str(explain(position, ["seed=1", "optimizer.betas.a=1"])).startswith("optimizer.betas.a=1: a is not a ")
+    unparsed = OverrideParseException("key=a(b$c", "")
+    assert str(explain(unparsed)).endswith("quotes: " + shlex.quote("key='a(b$c'"))
 
 
 def test_a_mistake_in_a_configuration_file_names_its_place():
