@@ -136,7 +136,6 @@ def line_of(error: Exception) -> str | None:
     """What the user reads of an error in one line; None if it is unexpected."""
     if isinstance(error, UserError):
         return str(error)
-    # `explain` comes first, as Hydra's MissingConfigException is an OSError too.
     return explain(error) or (explain_os_error(error) if isinstance(error, OSError) else None)
 
 
