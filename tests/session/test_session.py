@@ -1,6 +1,7 @@
 """The session of a task: its parts are built when they are first read."""
 
 import pytest
+import torch
 from conftest import composed
 from training_support import configured
 
@@ -27,3 +28,14 @@ def test_facts_about_a_model_name_its_options_that_are_no_defaults_and_may_chang
     with outlined():
         facts = model_facts(config, build_transformer(config, 5))
     assert facts["options"] == {"base": 500.0}
+
+
+def test_a_model_has_the_checkpointing_and_the_initial_weights_that_the_settings_name(tmp_path):
+    models = [
+        Session(configured(tmp_path, f"seed={seed}", "trainer.activation_checkpointing=true")).transformer(5)
+        for seed in (0, 0, 1)
+    ]
+    assert [model.checkpointing for model in models] == [True] * 3
+    first, again, other = (model.embedding.weight for model in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
