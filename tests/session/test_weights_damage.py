@@ -75,12 +75,12 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused(run, name):
     with pytest.raises(UserError, match=r"best.ckpt has changed since the run wrote it \(sha256 \w{12}, not \w{12}\)"):
         evaluated(run)
     run.write_manifest(files={})  # as of a run that recorded none
-    with pytest.raises(UserError, match=r"best.ckpt is damaged .*Bad CRC-32.* delete .* and train the run again"):
+    with pytest.raises(UserError, match=rf"best.ckpt is damaged .*Bad CRC-32.* delete {run.path} and train"):
         evaluated(run)
     assert np.array_equal(Records.load(run.records("test")).nats, before)
     session = Session.of(run.config | {"run": str(run.path)})
     run.previous.unlink()
-    with pytest.raises(DamagedCheckpointError, match="last"):
+    with pytest.raises(DamagedCheckpointError, match=r"last.ckpt is damaged .* delete it and train"):
         last_good_checkpoint(session, run, 12)
 
 
