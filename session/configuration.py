@@ -112,8 +112,6 @@ def resolve(
         raise UserError(several(unsound))
     by_encoding = plain.pop("encodings", {})
     plain.pop("trust", None)  # `trusted_by` reads it
-    if malformed := [group for group in KINDS if not isinstance(plain.get(group, {}), Mapping)]:
-        raise UserError(several([each for group in malformed for each in _problems(group, plain[group])]))
     problems, pretrained = [*_option_problems(by_encoding, own_files)], None
     for name, option in options_of(Settings).items():
         problems += option.problems(plain[name]) if name in plain else []
