@@ -185,8 +185,9 @@ def _imported(tree: ast.Module, name: str, target: str) -> str:
     return f"{module}.{name}"
 
 
+@cache
 def _assigned(target: str) -> dict[str, ast.expr]:
-    """The values of the attributes of a class of this project, as expressions."""
+    """The values of the attributes of a class of this project, as expressions; every run asks for those of its task."""
     _, kind = _source(target)
     return {ast.unparse(part.targets[0]): part.value for part in kind.body if isinstance(part, ast.Assign)}
 
