@@ -48,9 +48,9 @@ def run(config: DictConfig) -> float | None:
     """Run one task. Returns its loss, if it has one."""
     hydra_config = HydraConfig.get()
     overrides = list(hydra_config.overrides.task)
-    choices, own_files = hydra_config.runtime.choices, own_files_of(hydra_config)
+    own_files = own_files_of(hydra_config)
     with trusting(trusted_by(config, overrides)):
-        plain, task = asked(config, overrides, choices, own_files)
+        plain, task = asked(config, overrides, hydra_config.runtime.choices, own_files)
         sweep = hydra_config.mode == RunMode.MULTIRUN
         given = Command(plain) if task.needs == "nothing" else _session(plain, task.needs, overrides, sweep)
         given.overrides = None if sweep else overrides
