@@ -1,6 +1,7 @@
 """Training batches, as a pure function of (seed, step)."""
 
 import gc
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
@@ -243,12 +244,19 @@ class StepBatches:
 
 
 class Loader(DataLoader):
-    """A loader whose worker processes receive no signals: the main process finishes its step and then ends them."""
+    """A loader whose worker processes receive no signals: the main process finishes its step and then ends them.
+
+    A worker that is killed is noticed when its batch is asked for, within seconds.
+    """
 
     def __iter__(self) -> Iterator:
         gc.collect()  # otherwise a worker may destroy CUDA graphs of an earlier training, which ends it with an error
+        handler = signal.getsignal(signal.SIGCHLD)
         with stopping.signals_blocked():
-            return super().__iter__()
+            batches = super().__iter__()
+        if signal.getsignal(signal.SIGCHLD) is not handler:
+            signal.signal(signal.SIGCHLD, handler)  # PyTorch's raises its error in whatever code is running
+        return batches
 
 
 def loader_died(error: Exception) -> bool:

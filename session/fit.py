@@ -2,9 +2,8 @@
 
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -168,9 +167,6 @@ def _explained(trainer: Trainer) -> Iterator[None]:
                 "checkpoint"
             ) from error
         if loader_died(error):
-            if not isinstance(error, RuntimeError):
-                with suppress(RuntimeError):
-                    time.sleep(1.0)  # when PyTorch notices that the process has ended, it raises an error in any code
             raise UserError(
                 f"a process that loads training data was killed ({one_line(error)}), perhaps because memory or shared "
                 "memory (/dev/shm) ran out: free some, or set data.workers to a lower number, and rerun the same "

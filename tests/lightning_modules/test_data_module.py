@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from bearings.core.errors import UserError
 from bearings.domains.flip_flop import FlipFlop
@@ -250,7 +249,7 @@ def test_loader_processes_open_the_store_again(tmp_path, method):
     rows = TrainingRows(domain, store, length=16, packed=False, seed=0)
     rows[0]  # a plan of the epoch is made
     assert len(pickle.dumps(rows)) < 5000 < store.tokens.nbytes
-    loader = DataLoader(
+    loader = Loader(
         rows, batch_sampler=StepBatches(0, 2, 3), collate_fn=collate, num_workers=1, multiprocessing_context=method
     )
     for batch, wanted in zip(loader, StepBatches(0, 2, 3), strict=True):
