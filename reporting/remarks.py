@@ -11,7 +11,7 @@ from .runs import differently_changed
 from .score_tables import CLUSTERS
 from .scores import Score
 from .statistics import DOMINANT, FEWEST_CLUSTERS, FEWEST_SEEDS
-from .study import WITHOUT_DIVERGED, Comparison
+from .study import Comparison
 from .tables import Table
 
 
@@ -65,7 +65,7 @@ def comparison_notes(comparison: Comparison, split: str, reference: str, margin:
         f"Steps: {steps}, in {precision} on {'; '.join(comparison.devices)}.",
     ]
     if comparison.diverged:
-        lines.append(f"Diverged: {comparison.divergences}. {WITHOUT_DIVERGED}")
+        lines.append(f"Diverged: {comparison.divergences}. {comparison.without_diverged}")
     if comparison.solved is None:
         margin = comparison.margin if margin is None else margin
         lines.append(f"Margin of equivalence: {margin:g} nats/token.")

@@ -18,20 +18,16 @@ class Solving:
     """What a contestant solved on a split. A mean over seeds would describe neither those that solve it nor the rest.
 
     Attributes:
-        accuracies: accuracy of each seed, seeds in ascending order.
-        solved: number of seeds that reach the domain's `solved`.
+        accuracies: accuracy of each seed whose training finished, seeds in ascending order.
+        rate: how many seeds reach the domain's `solved`; those whose training diverged do not.
         interval: 95 % interval of the solve rate.
-        take_off: for each seed, the step that `take_off` finds.
+        take_off: for each seed of `accuracies`, the step that `take_off` finds.
     """
 
     accuracies: tuple[float, ...]
-    solved: int
+    rate: Rate
     interval: tuple[float, float]
     take_off: tuple[int | None, ...]
-
-    @property
-    def rate(self) -> Rate:
-        return self.solved, len(self.accuracies)
 
 
 def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solving | None:
@@ -41,9 +37,10 @@ def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solvi
     accuracies = tuple(accuracy for accuracy in counted if accuracy is not None)
     if comparison.solved is None or len(accuracies) < len(runs):
         return None
-    solved = sum(accuracy >= comparison.solved for accuracy in accuracies)
+    seeds = len(runs) + len(comparison.diverged.get(contestant.label, ()))
+    rate = sum(accuracy >= comparison.solved for accuracy in accuracies), seeds
     steps = tuple(take_off(run.curve, comparison.half_way) for run in runs)
-    return Solving(accuracies, solved, exact_interval(solved, len(runs)), steps)
+    return Solving(accuracies, rate, exact_interval(*rate), steps)
 
 
 @lru_cache

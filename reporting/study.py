@@ -18,7 +18,6 @@ from .naming import parenthesised, settings_of, short, without_digests
 REFUSED = "refused"  # state of a run whose files must not be read
 MISSING = "missing"  # state of a run that has no folder
 DIVERGED = "diverged"  # state of a run whose training diverged
-WITHOUT_DIVERGED = "Scores, tests and ranks are of the other runs."
 UNREAD = ("unreadable", "incomplete", REFUSED)  # states of runs whose records may be whole once a fault is mended
 LAYERS = "encoding.layers"
 MOST_SETTINGS = 4  # in a title; the legend lists all of them
@@ -238,6 +237,13 @@ class Comparison:
         diverged = {(label, run.seed) for label, runs in self.diverged.items() for run in runs}
         lacking = [(each, seed) for each in self.contestants for seed in seeds if seed not in each.runs]
         return [(each, seed) for each, seed in lacking if (each.label, seed) not in diverged]
+
+    @property
+    def without_diverged(self) -> str:
+        """How results treat the runs that diverged."""
+        if self.solved is None:
+            return "Scores, tests and ranks are of the other runs."
+        return "Solve rates count these runs as not solving the task; other results are of the other runs."
 
     @property
     def divergences(self) -> str:

@@ -23,7 +23,7 @@ from ..reporting.published import nearest_published
 from ..reporting.score_tables import CLUSTERS, COST, SOLVING, subsets_table
 from ..reporting.scores import Score
 from ..reporting.statistics import DOMINANT, FEWEST_SEEDS
-from ..reporting.study import MISSING, WITHOUT_DIVERGED, Comparison, Study
+from ..reporting.study import MISSING, Comparison, Study
 from ..reporting.study_list import LIST, OUTCOMES, read_list, settings_in
 from ..reporting.tables import Row, Table, as_markdown, interval, p_value, with_sign
 from ..reporting.take_off import take_off_sentence, take_off_tables
@@ -174,11 +174,11 @@ class Page:
         if study.unlisted:
             are = "is not listed" if study.unlisted == 1 else "are not listed"
             lines.append(f"{plural(study.unlisted, 'run')} in the tables {are} in {LIST}.")
-        diverged = {each.name: each.divergences for each in study.comparisons if each.diverged}
-        if diverged:
+        if diverged := [each for each in study.comparisons if each.diverged]:
             named = len(study.comparisons) > 1
-            models = (f"{name}: {each}" if named else each for name, each in diverged.items())
-            lines.append(as_markdown(f"Diverged: {'; '.join(models)}. {WITHOUT_DIVERGED}"))
+            models = (f"{each.name}: {each.divergences}" if named else each.divergences for each in diverged)
+            how = " ".join(dict.fromkeys(each.without_diverged for each in diverged))
+            lines.append(as_markdown(f"Diverged: {'; '.join(models)}. {how}"))
         told = {str(run.path) for each in study.comparisons for runs in each.diverged.values() for run in runs}
         troubles = (each for each in study.troubles if each.state != MISSING and each.place not in told)
         if places := [f"{each.place.removeprefix(f'{self.folder}/')} ({each.state}, {each.why})" for each in troubles]:

@@ -38,9 +38,9 @@ def score(change, seeds=3, clusters=40, margin=0.01, **given):
     return Score(comparison, "test", pope, Estimate(2.0 + change, None), {}, rope, **given)
 
 
-SOLVED = Solving((1.0, 1.0, 1.0), 3, (0.3, 1.0), (1, 1, 1))
-FAILED = Solving((0.1, 0.1, 0.1), 0, (0.0, 0.7), (None, None, None))
-FEWER = Solving((1.0,) * 4 + (0.1,) * 16, 4, (0.06, 0.44), (1,) * 4 + (None,) * 16)
+SOLVED = Solving((1.0, 1.0, 1.0), (3, 3), (0.3, 1.0), (1, 1, 1))
+FAILED = Solving((0.1, 0.1, 0.1), (0, 3), (0.0, 0.7), (None, None, None))
+FEWER = Solving((1.0,) * 4 + (0.1,) * 16, (4, 20), (0.06, 0.44), (1,) * 4 + (None,) * 16)
 RATES = {"difference": None, "solving": SOLVED, "theirs": FAILED}
 SEEN = r"it solves .* 3 of 3 seeds \(95 % interval 30 to 100 %\), rope with 0 of 3 \(0 to 70 %\)"
 UNDECIDED = "pope against rope is undecided: "
@@ -103,7 +103,7 @@ def test_models_without_a_reference_are_listed():
 def test_without_a_reference_models_are_next_to_the_published_errors():
     alone = replace(score(0), against=None, difference=None)
     runs = SimpleNamespace(published={"test": "28.50 %"}), SimpleNamespace(published={})
-    given = Solving((0.0895, 0.25, 0.9), 0, (0.0, 0.7076), (None, None, None)), SOLVED
+    given = Solving((0.0895, 0.25, 0.9), (0, 3), (0.0, 0.7076), (None, None, None)), SOLVED
     models = [
         replace(alone, contestant=SimpleNamespace(label=name, encoding=name, any_run=run), solving=solving)
         for name, run, solving in zip(("pope", "path"), runs, given, strict=True)
@@ -184,7 +184,7 @@ def test_of_many_encodings_those_with_the_same_verdict_share_a_clause():
 
 def test_of_many_encodings_those_that_solve_a_task_are_listed():
     named = [contestant(f"e{number}", 3) for number in range(11)]
-    rates = [SOLVED, replace(FAILED, solved=1), *[FAILED] * 9]
+    rates = [SOLVED, replace(FAILED, rate=(1, 3)), *[FAILED] * 9]
     place = SimpleNamespace(name="mqrar", splits=["test"], chosen=named, copies={})
     scores = [
         replace(
@@ -312,7 +312,7 @@ def test_patterns_that_repeat_the_same_layers_are_one_model(tmp_path):
 
 
 def test_the_interval_of_several_solve_rates_is_that_of_the_fewest_seeds():
-    wide, narrow = replace(FAILED, interval=(0.0, 0.7)), Solving((0.1,) * 20, 0, (0.0, 0.17), (None,) * 20)
+    wide, narrow = replace(FAILED, interval=(0.0, 0.7)), Solving((0.1,) * 20, (0, 20), (0.0, 0.17), (None,) * 20)
     named = [contestant(f"e{number}", 3) for number in range(10)]
     place = SimpleNamespace(name="mqrar", splits=["test"], chosen=named, copies={})
     given = RATES | {"comparison": place, "against": named[0], "holm_p": 0.5}

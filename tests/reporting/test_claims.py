@@ -108,7 +108,7 @@ def task(**solved):
         SimpleNamespace(label=label, runs={seed: run(float(seed < first)) for seed in range(seeds)})
         for label, (first, seeds) in solved.items()
     ]
-    return SimpleNamespace(name="task", solved=0.9, half_way=0.5, splits=["test"], contestants=models)
+    return SimpleNamespace(name="task", solved=0.9, half_way=0.5, splits=["test"], contestants=models, diverged={})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from report_support import make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
+from report_support import diverge, make_run, records, report_task, rewritten, rows_of, undrawn  # noqa: F401
 from scipy import stats
 
 from bearings.reporting.losses import Series
@@ -38,6 +38,19 @@ def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_pat
         assert not {"interval_low", "difference", "difference_interval_low"} & rows["pope"].keys()
     assert not list(folder.glob("tables/*-differences.csv"))
     assert "Solved: at least 99.9 % of the answers are right." in (folder / "report.md").read_text()
+
+
+def test_a_seed_that_diverged_does_not_solve_the_task(tmp_path, report):
+    for encoding, seeds in {"rope": range(3), "pope": range(4)}.items():
+        for seed in seeds:
+            make_run(tmp_path / "runs", encoding, seed, domain="flip_flop", units=("answer",), correct=1.0)
+    diverge(make_run(tmp_path / "runs", "pope", 4, domain="flip_flop", units=("answer",), correct=1.0))
+    folder, _ = report()
+    row = rows_of(folder / "tables" / "flip_flop-test.csv")["pope"]
+    assert (row["seeds"], row["solved"]) == ("4", "4 of 5")
+    assert float(row["solve_rate_low"]) == pytest.approx(stats.beta.ppf(0.025, 4, 2))
+    note = "Solve rates count these runs as not solving the task; other results are of the other runs."
+    assert f"Diverged: pope, 1 of 5 seeds (seed 4 at step 12). {note}" in (folder / "report.md").read_text()
 
 
 def test_solve_rates_with_too_few_common_seeds_are_no_test(tmp_path):
@@ -84,9 +97,9 @@ def test_seeds_that_reach_the_accuracy_of_the_domain_solve_its_task():
         curve = {"valid_accuracy": Series(np.array([step]), np.array([0.7]))}
         return SimpleNamespace(records={"test": SimpleNamespace(accuracy=accuracy)}, curve=curve)
 
-    comparison = SimpleNamespace(solved=0.9, half_way=0.7)
+    comparison = SimpleNamespace(solved=0.9, half_way=0.7, diverged={})
     seeds = {2: run(0.89, 20), 0: run(0.9, 10), 1: run(1.0, 15)}
-    found = solving(comparison, "test", SimpleNamespace(runs=seeds))
+    found = solving(comparison, "test", SimpleNamespace(label="rope", runs=seeds))
     assert (found.accuracies, found.take_off, found.rate) == ((0.9, 1.0, 0.89), (10, 15, 20), (2, 3))
     assert found.interval == exact_interval(2, 3)
     assert solving(comparison, "test", SimpleNamespace(runs=seeds | {3: run(None, 5)})) is None
@@ -103,6 +116,6 @@ def test_take_off_is_the_first_step_that_reaches_an_accuracy():
 
 def test_each_split_is_solved_by_its_own_answers():
     splits = {"test": SimpleNamespace(accuracy=1.0), "dense": SimpleNamespace(accuracy=0.0)}
-    model = SimpleNamespace(runs={0: SimpleNamespace(records=splits, curve={})})
-    comparison = SimpleNamespace(solved=0.9, half_way=0.7)
+    model = SimpleNamespace(label="rope", runs={0: SimpleNamespace(records=splits, curve={})})
+    comparison = SimpleNamespace(solved=0.9, half_way=0.7, diverged={})
     assert [solving(comparison, split, model).rate for split in ("test", "dense")] == [(1, 1), (0, 1)]

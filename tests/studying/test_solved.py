@@ -7,8 +7,8 @@ from bearings.reporting.scores import Score
 from bearings.reporting.solving import Solving
 from bearings.studying.solved import solved_table
 
-SOLVED = Solving((1.0, 0.995, 0.5), 2, (0.1, 1.0), (1, 1, None))
-FAILED = Solving((0.1, 0.5, 0.75), 0, (0.0, 0.7), (None, None, None))
+SOLVED = Solving((1.0, 0.995, 0.5), (2, 3), (0.1, 1.0), (1, 1, None))
+FAILED = Solving((0.1, 0.5, 0.75), (0, 3), (0.0, 0.7), (None, None, None))
 NAMES = ["rope", "path", "irope", "mine", *(f"e{number}" for number in range(8))]
 
 
