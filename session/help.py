@@ -40,7 +40,8 @@ def options_text(*, _root_: DictConfig) -> str:
     """The options that the task of a configuration reads; `$` is doubled, as Hydra's help template requires."""
     choices, overrides = _root_.hydra.runtime.choices, _root_.hydra.overrides.task
     plain: Any = OmegaConf.to_container(_root_)
-    reads, options = reads_of(plain["task"].get("_target_")), options_of(Settings)
+    reads = reads_of(plain["task"]["_target_"]) if is_block(plain.get("task")) else None
+    options = options_of(Settings)
     shown = [group for group in KINDS if is_block(plain.get(group)) and (reads is None or group == "task")]
     if reads is not None:
         options = {name: option for name, option in options.items() if name in ("trust", *reads)}
