@@ -65,7 +65,7 @@ def test_hidden_files_and_folders_are_skipped(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.txt", "x.txt.gz", "x.jsonl", "x.parquet"])
 def test_progress_reaches_file_size(tmp_path, name):
-    path, texts = tmp_path / name, pages(2000)
+    path, texts = tmp_path / name, pages(10_000)
     if name == "x.parquet":
         parquet(path, texts)
     else:
