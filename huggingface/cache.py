@@ -101,6 +101,10 @@ class BearingsCache(Cache):
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1  # no maximum
 
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]  # without layers, `generate` would pass the tokens of a given cache through the model again
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the rows for beam search."""
         if self.tokens is None:

@@ -126,6 +126,19 @@ def test_exported_models_generate_the_same_samples(kind, tmp_path, monkeypatch, 
     assert model.generate(left, do_sample=True, num_return_sequences=2, **given).shape == (6, LENGTH + NEW)
 
 
+@torch.no_grad()
+def test_generation_continues_from_the_cache_of_an_earlier_one(kind, tmp_path, monkeypatch):
+    _, model = exported(kind, tmp_path, monkeypatch, "path")
+    left, mask = padded(drawn())
+    given = {"max_new_tokens": NEW, "eos_token_id": None}
+    begun = model.generate(left, attention_mask=mask, return_dict_in_generate=True, **given)
+    name = "cache" if "cache" in begun else "past_key_values"
+    longer = torch.nn.functional.pad(mask, (0, NEW), value=1)
+    again = model.generate(begun.sequences, attention_mask=longer, **{name: begun[name]}, **given)
+    whole = model.generate(left, attention_mask=mask, **{**given, "max_new_tokens": 2 * NEW})
+    assert torch.equal(again, whole)
+
+
 @pytest.mark.parametrize("name", ["rope", "path"])
 @torch.no_grad()
 def test_prompts_with_padding_give_the_same_logits_in_parts(kind, tmp_path, monkeypatch, name):
