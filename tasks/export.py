@@ -84,11 +84,12 @@ class Export(Task):
         if there and (found := format_of(folder)) != self.format:
             what = f"an export with task.format={found}" if found else f"other files, such as {min(there)}"
             raise UserError(f"task.out={folder} holds {what}: give an empty folder, or that of an earlier export")
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             files = self._written(session, run, store, folder)
         finally:
-            if not any(folder.iterdir()):
+            if new and not any(folder.iterdir()):
                 folder.rmdir()
         shown = [name for name in files if not any(fnmatch(name, pattern) for pattern in CODE)]
         for name in shown:

@@ -116,11 +116,13 @@ def test_export_leaves_other_models_alone(run, tmp_path, form, config):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
 
 
-def test_a_failed_export_leaves_no_folder(run, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_folders_as_they_were(run, tmp_path, monkeypatch):
     monkeypatch.setattr("bearings.huggingface.llama.RoPE", int)
-    with pytest.raises(UserError, match="Llama has RoPE only, and this model has RoPE"):
-        export(run, format="llama", out=str(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
+    monkeypatch.chdir(tmp_path)
+    for out in ("new", "."):  # the working directory cannot be removed
+        with pytest.raises(UserError, match="Llama has RoPE only, and this model has RoPE"):
+            export(run, format="llama", out=out)
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("steps", [0, 8])
