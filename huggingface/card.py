@@ -9,6 +9,7 @@ from ..core.about import About
 from ..core.options import options_of
 from ..domains.base import Domain
 from ..domains.records import Records
+from ..domains.text import Text
 from ..domains.unit_labels import unit_label
 from ..encodings.pattern import PATTERNS
 from ..lightning_modules.transformer import Transformer
@@ -123,7 +124,10 @@ def _use(domain: Domain, name: str, form: str, tokenizer: bool) -> str:
         inputs=(TEXT if tokenizer else IDS).format(top_p=top_p, start=domain.start, trust=trust),
         show="tokenizer.decode(out[0], skip_special_tokens=True)" if tokenizer else "out",
     )
-    code = code.replace("PROMPT", json.dumps(PROMPTS[name]) if name in PROMPTS else "PROMPT")
+    prompt = PROMPTS.get(name)
+    if isinstance(domain, Text) and domain.alphabet:
+        prompt = domain.alphabet[:3]  # other letters may have no token
+    code = code if prompt is None else code.replace("PROMPT", json.dumps(prompt, ensure_ascii=False))
     notes = [
         "`FOLDER` is this folder, or the name of the repository.",
         "The tokenizer begins each text with the start token, as in training, and pads on the left."

@@ -14,6 +14,8 @@ from training_support import configured, go
 
 from bearings.core.errors import UserError
 from bearings.domains.records import Records
+from bearings.domains.text import Text
+from bearings.huggingface.card import _use
 from bearings.lightning_modules.sampling import sample
 from bearings.session.run_directory import RunDirectory
 from bearings.session.session import Session
@@ -123,6 +125,12 @@ def test_a_failed_export_leaves_folders_as_they_were(run, tmp_path, monkeypatch)
         with pytest.raises(UserError, match="Llama has RoPE only, and this model has RoPE"):
             export(run, format="llama", out=out)
     assert not any(tmp_path.iterdir())
+
+
+def test_the_prompt_of_a_model_card_is_in_the_letters_of_the_data():
+    domain = Text(tokenizer="alphabet", alphabet="(.)")
+    (prompt,) = re.findall(r'tokenizer\("(.*)", return', _use(domain, "text", "hf", tokenizer=True))
+    assert domain.fast_tokenizer().encode(prompt).ids == [3, 0, 1, 2]
 
 
 @pytest.mark.parametrize("steps", [0, 8])
