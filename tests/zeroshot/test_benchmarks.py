@@ -93,6 +93,7 @@ def test_other_forms_give_the_same_questions(benchmark_files, tmp_path):
         ("lambada", "lambada_test.jsonl.gz", "no gzip", "is damaged"),
         ("blimp", "BLiMP.zip", "no zip", "is damaged"),
         ("piqa", "piqa.jsonl", json.dumps({"query": "a", "choices": ["b"], "gold": 1}), "its right answer is 1"),
+        ("piqa", "piqa.jsonl", json.dumps({"query": "a", "choices": ["b"], "gold": 0}), "question 1 has a single"),
         ("copa", "copa.jsonl", json.dumps({"query": "a", "choices": ["b"], "gold": 0}), "does not end in"),
         ("hellaswag", "hellaswag_val_full.txt", "a\n1\nb\n", "it has 1 endings"),
         ("cbt_cn", "cbtest_CN_test_2500ex.txt", "1 a\n21 b\tc\t\tc|d\n", "it has 0 blanks"),
