@@ -121,6 +121,9 @@ class Bearings(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple], **_: Any) -> list[tuple[float, bool]]:
         pairs = [(np.array(context), np.array(then)) for _, context, then in requests]
+        if (longest := max((len(then) for _, then in pairs), default=0)) > self.max_length:
+            limit = f"the run's data.length={self.max_length:,}"
+            raise UserError(f"a continuation has {longest:,} tokens, more than {limit}: leave out its task")
         nats, greedy = continuation_nats(
             self.transformer, pairs, self.max_length, self.precision, self.tokens_per_batch
         )

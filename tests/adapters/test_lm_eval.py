@@ -142,6 +142,11 @@ def test_a_run_with_cuda_graphs_is_loaded_on_a_cpu(trained_text, tmp_path):
     assert Bearings(run=str(run), device="cpu").transformer.embedding.weight.device.type == "cpu"
 
 
+def test_a_continuation_longer_than_the_model_reads_gives_one_line(model):
+    with pytest.raises(UserError, match=r"has 97 tokens, more than the run's data\.length=96: leave out its task"):
+        model.loglikelihood(requests("loglikelihood", ("the", "a" * 97)))
+
+
 def test_unusable_arguments_give_one_line(tmp_path):
     with pytest.raises(UserError, match="device=tpu: allowed: cpu, cuda"):
         Bearings(run=str(tmp_path), device="tpu")
