@@ -250,7 +250,9 @@ class Text(Corpus):
             return []
         file, self._folder = folder / TOKENIZER, Path(root) / self.name
         if self.tokenizer == "gpt2":
-            file.write_bytes((self.tokenizer_path or self._download_gpt2()).read_bytes())
+            given = self.tokenizer_path or self._download_gpt2()
+            BPE.gpt2(given)  # raises UserError if it has been removed or replaced
+            file.write_bytes(given.read_bytes())
             return [file]
         learnt = self._learnt(self._folder, known)
         if not learnt.exists():

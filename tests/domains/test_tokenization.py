@@ -193,6 +193,15 @@ def test_other_tokenizer_is_not_gpt2(trained, tmp_path):
         BPE.gpt2(tmp_path / "tokenizer.json")
 
 
+def test_a_tokenizer_that_cannot_be_shared_is_named(trained, tmp_path):
+    given, shared = tmp_path / "given.json", tmp_path / "shared"
+    shared.mkdir()
+    for message in ("cannot be read", "is not GPT-2's tokenizer"):
+        with pytest.raises(UserError, match=rf"given\.json {message}"):
+            Text(tokenizer_path=str(given)).share(tmp_path, {}, shared)
+        trained.write(given)
+
+
 def published(path: Path) -> bytes:
     """The bytes of the file on the hub, reconstructed from a file with the same vocabulary and merges."""
     model = json.loads(path.read_bytes())["model"]
