@@ -72,14 +72,15 @@ class Bearings(TemplateLM):
         device: cpu, cuda, or None for a GPU if available.
         trust: package outside this project whose classes the run's configuration may name.
         batch_size, max_batch_size: not used, because batches are limited by their tokens; the harness passes both.
+        others: arguments that are refused.
 
     Raises:
-        UserError: there is no such run, it is not of text, or a file is missing or damaged.
+        UserError: there is no such run, it is not of text, a file is missing or damaged, or there are `others`.
     """
 
     def __init__(
         self,
-        run: str,
+        run: str = "",
         stores: str | None = None,
         prefix: bool = True,
         tokens_per_batch: int = 16384,
@@ -87,8 +88,12 @@ class Bearings(TemplateLM):
         trust: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
+        **others: Any,
     ):
         super().__init__()
+        if others or not run:
+            fault = f"unknown argument {min(others)}" if others else "run=DIRECTORY is missing"
+            raise UserError(f"model_args: {fault}; allowed: run, stores, prefix, tokens_per_batch, trust")
         accelerators = {None: "auto", "cpu": "cpu", "cuda": "gpu", "gpu": "gpu"}
         kind = device and str(device).partition(":")[0]
         if kind not in accelerators:

@@ -148,6 +148,9 @@ def test_a_continuation_longer_than_the_model_reads_gives_one_line(model):
 
 
 def test_unusable_arguments_give_one_line(tmp_path):
+    for given, fault in {"": "run=DIRECTORY is missing", "run=a,pretrained=b": "unknown argument pretrained"}.items():
+        with pytest.raises(UserError, match=f"model_args: {fault}; allowed: run, stores, prefix"):
+            Bearings.create_from_arg_string(given, {"batch_size": 1})
     with pytest.raises(UserError, match="device=tpu: allowed: cpu, cuda"):
         Bearings(run=str(tmp_path), device="tpu")
     with pytest.raises(UserError, match=r"config\.yaml does not exist"):
