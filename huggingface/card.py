@@ -134,6 +134,8 @@ def _use(domain: Domain, name: str, form: str, tokenizer: bool) -> str:
         if tokenizer
         else f"Sequences begin with the start token {domain.start}, as in training.",
     ]
+    if "PROMPT" in code:
+        notes.insert(1, "`PROMPT` is a text in the form of the data below.")
     if form == "hf":
         notes.append(
             "`trust_remote_code=True` runs the Python files of this folder, which need only PyTorch, NumPy and "

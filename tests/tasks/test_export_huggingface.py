@@ -13,6 +13,7 @@ from pretrained_support import hugging_face_folder
 from training_support import configured, go
 
 from bearings.core.errors import UserError
+from bearings.domains.flip_flop import FlipFlop
 from bearings.domains.records import Records
 from bearings.domains.text import Text
 from bearings.huggingface.card import _use
@@ -131,6 +132,7 @@ def test_the_prompt_of_a_model_card_is_in_the_letters_of_the_data():
     domain = Text(tokenizer="alphabet", alphabet="(.)")
     (prompt,) = re.findall(r'tokenizer\("(.*)", return', _use(domain, "text", "hf", tokenizer=True))
     assert domain.fast_tokenizer().encode(prompt).ids == [3, 0, 1, 2]
+    assert "`PROMPT` is a text in the form of the data below" in _use(FlipFlop(), "flip_flop", "hf", tokenizer=True)
 
 
 @pytest.mark.parametrize("steps", [0, 8])
