@@ -11,8 +11,11 @@ BEGIN = re.compile(rb"^\*\*\* ?START OF .*(?:\r?\n)", re.MULTILINE)
 END = re.compile(rb"^\*\*\* ?END OF ", re.MULTILINE)
 
 
-def plain_copies(paths: Sequence[Path], folder: Path) -> list[Path]:
+def plain_copies(paths: Sequence[Path], folder: Path, field: str = "text") -> list[Path]:
     """Write each text in files or folders as a .txt file to `folder`; a line of a .jsonl file is a text.
+
+    Args:
+        field: field or column that holds the text, in files that have them.
 
     Raises:
         UserError: a file is missing, empty, damaged or of another kind.
@@ -20,7 +23,7 @@ def plain_copies(paths: Sequence[Path], folder: Path) -> list[Path]:
     found = []
     for path in paths:
         for name, file in documents.find(path).items():
-            for document in documents.read(name, file, documents.Fields("text"), "file"):
+            for document in documents.read(name, file, documents.Fields(field), "file"):
                 if text := without_licence(document.raw):
                     copy = folder / f"{len(found):06d}.txt"
                     copy.write_bytes(text)

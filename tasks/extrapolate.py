@@ -73,7 +73,9 @@ class Extrapolate(Task):
         with TemporaryDirectory() as folder:
             copies = Path(folder) / "texts"
             copies.mkdir()
-            files = plain_copies(self.files, copies) if isinstance(session.domain, Text) else self.files
+            files = self.files
+            if isinstance(session.domain, Text):
+                files = plain_copies(files, copies, session.domain.fields.text)
             with shown("reading files", bar=False, console=session.console):
                 named = [(str(file), session.domain.encode_documents(file)) for file in files]
                 store = store_of(session.domain, named, Path(folder) / "store")

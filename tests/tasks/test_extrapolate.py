@@ -5,12 +5,14 @@ from functools import partial
 
 import pytest
 import yaml
+from conftest import composed
 from report_support import lengths, make_run
 from rich.console import Console
 from training_support import configured, go
 
 from bearings.core.checked_files import digest_of
 from bearings.core.errors import UserError
+from bearings.domains.text import Text
 from bearings.encodings.pattern import LayerPattern
 from bearings.kernels.stretching import Stretch
 from bearings.lightning_modules.lengths import Bucket
@@ -215,6 +217,18 @@ def test_files_are_scored_as_one_document_each(tmp_path):
     (tmp_path / "b.txt").write_text("cab" * 10)
     extrapolated(run, tmp_path, files, "contexts: [16]", "stretches: [none]")
     assert len([*(run.path / "extrapolation").glob("a-??????.csv")]) == 2
+
+
+def test_texts_in_a_table_are_in_the_field_of_the_run(tmp_path):
+    table = tmp_path / "my.csv"
+    table.write_text("sequence\n" + "".join(f"{number:08b}\n" for number in range(200)))
+    plain = configured(tmp_path, "encoding=rope", "trainer.steps=2", "task.samples=0")
+    given = {"path": str(table), "field": "sequence", "tokenizer": "alphabet", "alphabet": "01"}
+    plain["domain"] = composed("domain=text")["domain"] | given
+    run, _ = go(plain | {"content": Text(**given).content(), "names": plain["names"] | {"domain": "text"}})
+    extrapolated(run, tmp_path, f"files: {table}", "contexts: [16]", "stretches: [none]")
+    (file,) = (run.path / "extrapolation").glob("my-??????.csv")
+    assert sum(row["targets"] for row in read_lengths(file) if row["context"] == 16) == 200 * 8
 
 
 @pytest.mark.parametrize(
