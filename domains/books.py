@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..core.errors import UserError
 from . import documents
 
 # Such as "*** START OF THE PROJECT GUTENBERG EBOOK EMMA ***"; older files have "***START OF THIS ...".
@@ -28,6 +29,8 @@ def plain_copies(paths: Sequence[Path], folder: Path, field: str = "text") -> li
                     copy = folder / f"{len(found):06d}.txt"
                     copy.write_bytes(text)
                     found.append(copy)
+    if not found:
+        raise UserError(f"{paths[0]} contains only the header and licence of Project Gutenberg: give another file")
     return found
 
 

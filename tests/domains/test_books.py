@@ -37,6 +37,9 @@ def test_files_and_folders_become_plain_texts(tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="contains no text files: give a folder of"):
         plain_copies([tmp_path / "none"], tmp_path / "out")
+    (tmp_path / "licence.txt").write_bytes(HEADER + FOOTER)
+    with pytest.raises(UserError, match=r"licence\.txt contains only the header and licence of Project Gutenberg"):
+        plain_copies([tmp_path / "licence.txt"], tmp_path / "out")
 
 
 @pytest.mark.data(BOOKS)
