@@ -27,6 +27,7 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
         UserError: `overrides` contradict the run's configuration or ask for several devices, or the run's configuration
             file is invalid.
     """
+    made = dict(leaves(run.config)) | run.config["names"]
     asked = {**asked, "content": run.config["content"]}
     there, here = (dict(leaves(identity(config))) | config["names"] for config in (run.config, asked))
     for override in overrides:
@@ -39,7 +40,7 @@ def configuration_for(run: RunDirectory, asked: Mapping, overrides: list[str]) -
             named = leaf == key or (leaf.startswith(f"{key}.") and key not in NAMED)
             if named and there.get(leaf) != here.get(leaf):
                 raise UserError(
-                    f"{override}: {run.path} was made with {leaf}={as_typed(there.get(leaf))}, and this task "
+                    f"{override}: {run.path} was made with {leaf}={as_typed(made.get(leaf))}, and this task "
                     "uses the run's configuration: leave out this setting, or name another run"
                 )
     given = {key_of(override) for override in overrides}

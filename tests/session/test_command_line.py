@@ -217,6 +217,8 @@ def test_a_task_with_answers_reports_accuracy_on_every_test_split(run):
         status, _, err = run("task=evaluate", f"run={folder}", *own, "domain.sparse=7")
         assert (status, err.startswith(f"error: domain.sparse=7: {folder} was made with domain.sparse=5")) == (2, True)
         assert run("task=evaluate", f"run={folder}", *own, "domain.sparse=5", "trainer.accelerator=cpu")[0] == 0
+    status, _, err = run("task=evaluate", f"run={folder}", "encoding.clock=medium")  # the run has the default
+    assert (status, f"{folder} was made with encoding.clock=index, and" in err) == (2, True)
     status, _, err = run("task=evaluate", f"run={folder}", "domain=mqrar")
     assert (status, err.startswith(f"error: domain=mqrar: {folder} was made with domain=flip_flop")) == (2, True)
     status, _, err = run("task=evaluate", f"run={folder}", "task.split=spares")
