@@ -59,11 +59,15 @@ def _inherit(function: Callable) -> None:
     global _inherited
     _inherited = function
     gc.disable()  # it ends soon: freeing cycles, as figures are, takes a tenth of the time for 1 MB per figure
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    """End this process, which would otherwise wait for work forever, when the main process is killed."""
+def end_with_parent() -> None:
+    """End this worker process when the main process is killed; otherwise it would wait for work forever."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
     os._exit(1)

@@ -63,23 +63,41 @@ def test_a_killed_process_gives_one_line():
         on_all_cores(lambda item: os.kill(os.getpid(), signal.SIGKILL), [1, 2])
 
 
-@linux
-def test_processes_end_when_the_program_is_killed(tmp_path):
-    program = f"""
+WAIT = """
 import os, pathlib, time
-from bearings.core import cores
-cores.cores = lambda: 2
-folder = pathlib.Path({str(tmp_path)!r})
-cores.on_all_cores(lambda item: (folder / str(os.getpid())).touch() or time.sleep(item), [600, 600])
+
+def wait(folder):
+    (pathlib.Path(folder) / str(os.getpid())).touch()
+    time.sleep(600)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@linux
+@pytest.mark.parametrize(
+    "work",
+    ["cores.on_all_cores(wait, [folder, folder])", "list(workers.each(wait, iter([(0, folder)] * 40), 40))"],
+    ids=["forked", "spawned"],
+)
+def test_processes_end_when_the_program_is_killed(work, tmp_path):
+    (tmp_path / "waiting.py").write_text(WAIT)
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    program = f"""
+from bearings.core import cores
+from bearings.domains import workers
+from waiting import wait
+cores.cores = workers.cores = lambda: 2
+folder = {str(folder)!r}
+{work}
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     started = subprocess.Popen([sys.executable, "-c", program], env=environment)
     end = time.monotonic() + 60
-    while len([*tmp_path.iterdir()]) < 2 and time.monotonic() < end:
+    while len([*folder.iterdir()]) < 2 and time.monotonic() < end:
         time.sleep(0.05)
     started.kill()
     started.wait()
-    workers = [Path("/proc", path.name, "cmdline") for path in tmp_path.iterdir()]
+    workers = [Path("/proc", path.name, "cmdline") for path in folder.iterdir()]
     assert len(workers) == 2
 
     def running(command):
