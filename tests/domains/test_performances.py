@@ -355,12 +355,14 @@ def test_metadata_with_crlf_and_a_byte_order_mark(source, tmp_path):
     assert contents(Maestro(str(source)).prepare(tmp_path / "stores")) == before
 
 
-def test_files_are_read_in_parallel_and_in_order():
+def test_files_are_read_in_parallel_and_in_order(monkeypatch):
+    monkeypatch.setattr(workers, "cores", lambda: 2)  # on one core, no process is started
     items = [(n, bytes(n % 50)) for n in range(100)]
     assert list(workers.each(len, iter(items), 100)) == [(n, n % 50) for n in range(100)]
 
 
-def test_killed_process_raises():
+def test_killed_process_raises(monkeypatch):
+    monkeypatch.setattr(workers, "cores", lambda: 2)
     with pytest.raises(UserError, match="a process that reads music was killed: free memory"):
         list(workers.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
 
