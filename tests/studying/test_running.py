@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from itertools import count
 
 import pytest
 from study_support import CPU, FINISH, FOLLOW, limit_brought_forward, made, tiny_study  # noqa: F401
@@ -59,16 +60,19 @@ def test_a_run_is_kept_as_soon_as_its_process_trains_the_next(tmp_path, study, m
     assert (planned[0].kept / "nll" / "test.npz").exists()
 
 
-def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends(tmp_path, study, monkeypatch):
+def test_a_run_that_cannot_be_kept_yet_is_not_tried_again_until_its_process_ends(
+    tmp_path, study, monkeypatch, limit_once
+):
     made(tmp_path)
-    planned, tried = study(BEGUN), []
+    planned, tried, looks = study(BEGUN), [], count()
 
     def keep(run, *_):
         tried.append(run)
         raise OSError("no space left")
 
     monkeypatch.setattr(jobs.Planned, "keep", keep)
-    assert running.execute(planned, 1, tmp_path / "logs", limit=2.0, seeds=2) == []
+    limit = limit_once(lambda: tried and next(looks) == 5)
+    assert running.execute(planned, 1, tmp_path / "logs", limit, seeds=2) == []
     assert tried == [planned[0]]
 
 
