@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock
@@ -54,12 +55,16 @@ def fetch(
     target = Path(target)
     part = target.with_name(target.name + ".part")
     reasons = []
+    existing = partial(
+        verify, target, None if callable(sha256) else sha256, size, "delete it to download it again", md5
+    )
+    if target.exists():  # before the lock, which cannot be taken in a read-only folder
+        return existing()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_name(target.name + ".lock")):
-            if target.exists():
-                known = None if callable(sha256) else sha256
-                return verify(target, known, size, "delete it to download it again", md5)
+            if target.exists():  # downloaded by another process in the meantime
+                return existing()
             for url in urls:
                 try:
                     digest = sha256(url) if callable(sha256) else sha256

@@ -1,6 +1,8 @@
 """`fetch` from a local server: resuming, verification, mirrors in order, and one-line errors."""
 
+import errno
 import hashlib
+import os
 import shutil
 import socket
 import threading
@@ -10,6 +12,7 @@ import pytest
 from mirror_support import DATA, HINT, SHA, get, leftovers, serving
 
 from bearings.core.errors import UserError
+from bearings.domains import fetch
 from bearings.domains.fetch import verify
 
 
@@ -48,6 +51,17 @@ def test_downloads(mirror, target, path):
 def test_existing_file_needs_no_network(target, refused):
     target.parent.mkdir()
     target.write_bytes(DATA)
+    assert get(target, refused).read_bytes() == DATA
+
+
+def test_existing_file_in_a_read_only_folder_needs_no_lock(target, refused, monkeypatch):
+    target.parent.mkdir()
+    target.write_bytes(DATA)
+
+    def lock(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(fetch, "FileLock", lock)
     assert get(target, refused).read_bytes() == DATA
 
 
