@@ -218,7 +218,7 @@ class Domain(ABC):
             # Also shown while another process builds the store and holds the lock.
             with shown(f"preparing {self.name}", bar=False), FileLock(directory.with_suffix(".lock")):
                 if not (directory / "manifest.json").exists():
-                    for killed in directory.parent.glob(f".{directory.name}.*"):
+                    for killed in directory.parent.glob(f".{directory.name}.*/"):  # not a file of `remember`
                         shutil.rmtree(killed)
                     with (
                         full_disk_named(directory),

@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import time
@@ -247,6 +248,13 @@ def test_next_build_removes_remains_of_killed_build(tmp_path, marks):
     assert files_under(root / "toy") != []  # only the next build can clean up after SIGKILL
     store = Toy().prepare(root)
     assert {path.parent for path in root.rglob("tokens.bin")} == {store.directory}
+
+
+def test_a_deleted_store_is_built_again_after_its_verification_was_killed(tmp_path):
+    directory = Toy().prepare(tmp_path).directory
+    directory.with_name(f".{directory.name}.verified.1a2b3c4d.tmp").touch()
+    shutil.rmtree(directory)
+    assert Toy().prepare(tmp_path).directory == directory
 
 
 def test_concurrent_processes_build_once(tmp_path, marks):
