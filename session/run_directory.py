@@ -189,16 +189,16 @@ class RunDirectory:
             manifest.setdefault("files", {}).pop(str(file.relative_to(self.path)), None)
 
     @contextmanager
-    def _changed_manifest(self) -> Iterator[dict]:
+    def _changed_manifest(self, begun: bool = True) -> Iterator[dict]:
         """The manifest, which is written when the context ends; other processes wait until then."""
         with self._manifest_locked():
             manifest = self.manifest
-            yield manifest
-            if "store" not in manifest:  # which `begin_session` has written
+            if begun and "store" not in manifest:  # which `begin_session` has written
                 raise UserError(
                     f"{self.path / 'manifest.json'} was deleted: rerun the command that trained the run to write it "
                     "again"
                 )
+            yield manifest
             write_text(self.path / "manifest.json", manifest_text(manifest))
 
     def _manifest_locked(self) -> FileLock:
@@ -349,9 +349,10 @@ class RunDirectory:
 
     def begin_session(self, store_manifest: Mapping, model: Mapping, session: Mapping) -> None:
         """Record the configuration, the data, the model and the new training session."""
-        sessions = [*self.manifest.get("sessions", []), dict(session)]
         facts = {"config": written(self.config), "store": dict(store_manifest), "model": dict(model)}
-        self.write_manifest(**facts, sessions=sessions, failed=None, diverged=None, files={})
+        with self._changed_manifest(begun=False) as manifest:
+            sessions = [*manifest.get("sessions", []), dict(session)]
+            manifest |= {**facts, "sessions": sessions, "failed": None, "diverged": None, "files": {}}
 
     def note_start(self, step: int) -> None:
         """Record that the last session trains from `step` on, and drop sessions whose steps are all repeated."""

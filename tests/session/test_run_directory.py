@@ -291,6 +291,11 @@ def test_a_manifest_that_is_deleted_while_the_run_trains_is_written_again(tmp_pa
     assert run.manifest["finished"]
 
 
+def test_a_deleted_manifest_is_reported_when_another_process_uses_the_device(tmp_path):
+    with pytest.raises(UserError, match=r"manifest\.json was deleted: rerun the command that trained the run"):
+        RunDirectory(tmp_path, {}).note_beside(1)
+
+
 def test_metrics_that_are_deleted_while_the_run_trains_begin_anew(tmp_path, monkeypatch):
     plain = configured(tmp_path)
     run = RunDirectory.of(Session.of(plain).config)
