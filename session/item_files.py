@@ -16,8 +16,8 @@ def refuse_unfinished(run: RunDirectory) -> None:
 def save_items(run: RunDirectory, name: str, items: Items) -> None:
     """Write `benchmarks/NAME.npz` and record its digest. An earlier file of that name is replaced."""
     file = run.benchmarks / f"{name}.npz"
-    items.save(file)
-    run.seal(file)
+    with run.replacing(file):
+        items.save(file)
 
 
 def read_items(run: RunDirectory) -> dict[str, Items]:

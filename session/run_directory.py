@@ -183,10 +183,14 @@ class RunDirectory:
             digests = {str(file.relative_to(self.path)): digest_of(file) for file in files}
             manifest.setdefault("files", {}).update(digests)
 
-    def unseal(self, file: Path) -> None:
-        """Remove the digest of a file that is replaced next: an interruption then leaves no digest, not a wrong one."""
+    @contextmanager
+    def replacing(self, *files: Path) -> Iterator[None]:
+        """`seal` files that are written in this context. An interruption leaves no digests, rather than wrong ones."""
         with self._changed_manifest() as manifest:
-            manifest.setdefault("files", {}).pop(str(file.relative_to(self.path)), None)
+            for file in files:
+                manifest.get("files", {}).pop(str(file.relative_to(self.path)), None)
+        yield
+        self.seal(*files)
 
     @contextmanager
     def _changed_manifest(self, begun: bool = True) -> Iterator[dict]:

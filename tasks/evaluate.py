@@ -31,8 +31,8 @@ class Evaluate(Task):
         session.refuse_untested(self.split)
         store, transformer = session.trained(run)
         records = score(session, transformer, store, self.split)
-        records.save(run.records(self.split))
-        run.seal(run.records(self.split))
+        with run.replacing(run.records(self.split)):
+            records.save(run.records(self.split))
         run.note_score(self.split)
         print_results(session, run, store, self.split, records, f"{self.split} split of {run.path}")
         if changed := run.changed_source():

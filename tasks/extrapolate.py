@@ -174,9 +174,8 @@ def _merge(run: RunDirectory, file: Path, scored: Sequence[Row], forms: Sequence
         rows = [row for row in read_lengths(file) if (row["stretch"], row["context"]) != here] + [*scored]
         order = {form: place for place, form in enumerate(forms)}  # last, those that only another version has
         rows.sort(key=lambda row: (order.get(form_of(row["stretch"]), len(order)), row["stretch"], row["context"]))
-        run.unseal(file)
-        write_csv(file, rows)
-        run.seal(file)
+        with run.replacing(file):
+            write_csv(file, rows)
 
 
 def _locked(file: Path) -> FileLock:

@@ -177,8 +177,8 @@ def write_measures(
         which = "test pieces" if drawn else "samples"
         session.console.print(f"not measured: the {which} are shorter than {domain.measures.segment}")
         return
-    write_metrics(file, [*drawn, *published])
-    run.seal(file)
+    with run.replacing(file):
+        write_metrics(file, [*drawn, *published])
     model = session.config["names"]["encoding"]
     table = metrics_table({model: [read_metrics(file)]}, domain.measures, f"samples of {run.path} ({name})")
     session.console.print()

@@ -87,10 +87,10 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
             files.setdefault(name, []).extend(_rows(layer, name, portrait))
     run.mechanisms.mkdir(parents=True, exist_ok=True)
     written = {run.mechanisms / f"{name}.csv": rows for name, rows in files.items() if rows}
-    for file, rows in written.items():
-        write_csv(file, rows)
-    run.write_manifest(portraits={name: asdict(legend) for name, legend in legends.items()})
-    run.seal(*written)
+    with run.replacing(*written):
+        for file, rows in written.items():
+            write_csv(file, rows)
+        run.write_manifest(portraits={name: asdict(legend) for name, legend in legends.items()})
     return [*written]
 
 

@@ -132,8 +132,9 @@ class Train(Task):
         """The scores of a split of a finished run. They may not exist: task=tune does not score the test split."""
         file = run.records(split)
         if not file.exists():
-            score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split).save(file)
-            run.seal(file)
+            records = score(session, session.load(run.checked_best(), store.manifest["vocabulary"]), store, split)
+            with run.replacing(file):
+                records.save(file)
         return Records.load(file)
 
     def _show(self, session: Session, run: RunDirectory, store: Store) -> None:

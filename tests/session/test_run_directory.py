@@ -98,6 +98,20 @@ def test_a_checkpoint_of_another_encoding_is_refused(tmp_path):
         go(configured(tmp_path, "encoding=pope"))
 
 
+@pytest.mark.parametrize(("task", "file"), [("evaluate", "nll/test.npz"), ("mechanisms", "mechanisms/attention.csv")])
+def test_results_that_are_replaced_by_an_interrupted_task_have_no_digest(tmp_path, monkeypatch, task, file):
+    run, _ = go(configured(tmp_path))
+    assert file in run.manifest["files"]
+
+    def interrupted(self, *files):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "seal", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go({**run.config, "task": configured(tmp_path, task=task)["task"], "run": str(run.path)})
+    assert file not in run.manifest["files"]
+
+
 def test_a_run_is_scored_and_continued_by_its_store_though_its_source_is_gone(tmp_path):
     text = tmp_path / "mine.txt"
     whole = "".join(f"this is line {i} of {i * i % 7}\n" for i in range(200))
