@@ -72,11 +72,10 @@ class Report(Task):
         known = {*choices_of("encoding"), *(name for each in models for name in (each.encoding, each.label))}
         if self.reference not in known:
             raise UserError(f"task.reference={self.reference}: {suggestions(self.reference, sorted(known))}")
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(self.out)
-        temporary = tempfile.TemporaryDirectory(
-            prefix=f".{self.out.name}.", dir=self.out.parent, ignore_cleanup_errors=True
-        )
+        out = self.out.resolve() if self.out.is_symlink() else self.out  # replace the folder, not the link
+        out.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(out)
+        temporary = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True)
         with temporary as place, FileLock(Path(place) / LOCK):
             making = Path(place) / "making"
             for name in ("tables", "plots"):
@@ -88,7 +87,7 @@ class Report(Task):
             write_csv(making / "left-out.csv", [vars(trouble) for trouble in study.troubles], named)
             write_text(making / "report.md", self._markdown(study, sections, results, making / "tables"))
             write_page(making / "index.html", study, _shown(study, sections), results, remarks())
-            put(making, self.out)
+            put(making, out)
         return study, sections, results
 
     def _markdown(self, study: Study, sections: Sequence[Section], results: Sequence[Answer], tables: Path) -> str:

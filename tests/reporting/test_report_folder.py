@@ -45,6 +45,17 @@ def test_other_files_are_never_replaced(tmp_path, report):
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["other"]
 
 
+def test_a_link_to_a_folder_is_kept(tmp_path, report):
+    make_run(tmp_path / "runs", "rope", 0)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "report").symlink_to("site")
+    for _ in range(2):
+        report()
+        assert (tmp_path / "site" / "index.html").exists()
+        assert (tmp_path / "report").is_symlink()
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report", "site"}
+
+
 def test_concurrent_reports_into_one_folder(tmp_path, report, monkeypatch):
     make_run(tmp_path / "runs", "rope", 0)
     write_page, within = report_module.write_page, []
