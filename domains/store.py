@@ -162,7 +162,8 @@ class StoreWriter:
     ):
         if isinstance(units, str):
             raise ValueError(f"units={units!r}: it must be a tuple of names, such as ({units!r},)")
-        self.directory, self.vocabulary, self.unit_names = directory, vocabulary, units
+        self.directory = directory.resolve() if directory.is_symlink() else directory  # the link remains
+        self.vocabulary, self.unit_names = vocabulary, units
         self.groups, self.split_names = groups, splits
         self.dtype = dtype_of(vocabulary)
         self.facts: dict = {}

@@ -257,6 +257,19 @@ def test_a_deleted_store_is_built_again_after_its_verification_was_killed(tmp_pa
     assert Toy().prepare(tmp_path).directory == directory
 
 
+def test_a_store_that_is_a_link_is_built_where_it_leads(tmp_path):
+    link = Toy().prepare(tmp_path / "root").directory
+    elsewhere = link.rename(tmp_path / "elsewhere")
+    link.symlink_to(elsewhere)
+    (elsewhere / "manifest.json").unlink()
+    for deleted in (False, True):
+        if deleted:
+            shutil.rmtree(elsewhere)
+        assert Toy().prepare(tmp_path / "root").directory == link
+        assert link.is_symlink()
+        assert (elsewhere / "manifest.json").exists()
+
+
 def test_concurrent_processes_build_once(tmp_path, marks):
     context = multiprocessing.get_context("fork")
     racers = [context.Process(target=prepare, args=(tmp_path / "root", marks, 0.5)) for _ in range(3)]
