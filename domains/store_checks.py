@@ -168,9 +168,12 @@ def _state(directory: Path, manifest: Mapping) -> str:
 
 def _stamps(directory: Path) -> list[Path]:
     """Possible paths of the stamp, in order of preference."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    key = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
-    return [directory.with_suffix(".verified"), cache / "bearings" / f"{key}.verified"]
+    places = [directory.with_suffix(".verified")]
+    with suppress(RuntimeError):  # the user has no home folder
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        key = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
+        places.append(cache / "bearings" / f"{key}.verified")
+    return places
 
 
 def _holds(file: Path, state: str) -> bool:

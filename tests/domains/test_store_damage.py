@@ -98,6 +98,16 @@ def test_read_only_store_uses_cache(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache" / "bearings").iterdir())) == 1
 
 
+def test_a_user_without_a_home_folder_can_build_and_open_a_store(tmp_path, monkeypatch):
+    """As in a container that runs with the id of a user that it does not know."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    store = Toy().prepare(tmp_path)
+    monkeypatch.setattr(store_checks, "_checked", {})
+    assert Store.open(store.directory).manifest == store.manifest
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
