@@ -4,10 +4,11 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import current_process, get_context, parent_process
+from contextlib import contextmanager
+from multiprocessing import active_children, current_process, get_context, parent_process
 from typing import TypeVar
 
 from . import stopping
@@ -43,14 +44,29 @@ def on_all_cores(
     processes = 1 if alone else min(cores(), len(items))
     if processes <= 1:
         return [function(item) for item in items]
-    pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))
     try:
-        with stopping.signals_blocked():  # the first submission starts the processes
-            largest_first = sorted(range(len(items)), key=lambda place: -size(items[place]))
-            made = {place: pool.submit(_call, items[place]) for place in largest_first}
-        return [made[place].result() for place in range(len(items))]
+        with worker_pool(ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))) as pool:
+            with stopping.signals_blocked():  # the first submission starts the processes
+                largest_first = sorted(range(len(items)), key=lambda place: -size(items[place]))
+                made = {place: pool.submit(_call, items[place]) for place in largest_first}
+            return [made[place].result() for place in range(len(items))]
     except BrokenProcessPool as error:
         raise UserError("a worker process was killed: free memory and rerun the command") from error
+
+
+@contextmanager
+def worker_pool(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """Shut down `pool`, whose processes start in this context with signals blocked, when the context ends.
+
+    If one was killed, the others are killed too: the pool would send them SIGTERM, and wait for them forever.
+    """
+    others = {*active_children()}
+    try:
+        yield pool
+    except BrokenProcessPool:
+        for worker in {*active_children()} - others:
+            worker.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from ..core import stopping
-from ..core.cores import cores, end_with_parent
+from ..core.cores import cores, end_with_parent, worker_pool
 from ..core.errors import UserError
 from ..core.progress import tracked
 
@@ -30,15 +30,13 @@ def each(
         yield from tracked(((key, function(data, *arguments)) for key, data in items), "reading music", total)
         return
     # Spawned, because the caller may use threads or a GPU, which do not work after a fork.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
     try:
-        yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
+        with worker_pool(ProcessPoolExecutor(workers, get_context("spawn"), _begin)) as pool:
+            yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
     except BrokenProcessPool as error:
         raise UserError(
             "a process that reads music was killed: free memory, and call from within `if __name__ == '__main__':`"
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _begin() -> None:

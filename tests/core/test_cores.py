@@ -63,6 +63,20 @@ def test_a_killed_process_gives_one_line():
         on_all_cores(lambda item: os.kill(os.getpid(), signal.SIGKILL), [1, 2])
 
 
+@linux
+def test_no_process_is_waited_for_when_another_was_killed():
+    """It would send its result, and nobody reads it."""
+
+    def work(item):
+        if item == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        return bytes(1 << 24)
+
+    with pytest.raises(UserError, match="a worker process was killed"):
+        on_all_cores(work, [1, 2])
+
+
 WAIT = """
 import os, pathlib, time
 

@@ -365,6 +365,9 @@ def test_killed_process_raises(monkeypatch):
     monkeypatch.setattr(workers, "cores", lambda: 2)
     with pytest.raises(UserError, match="a process that reads music was killed: free memory"):
         list(workers.each(os._exit, iter([(n, 1) for n in range(40)]), 40))
+    large = "__import__('time').sleep(1) or bytes(1 << 24)"  # of another process, which would wait until it is read
+    with pytest.raises(UserError, match="a process that reads music was killed"):
+        list(workers.each(eval, iter([(0, "__import__('os')._exit(1)"), *((n, large) for n in range(1, 40))]), 40))
 
 
 def test_zip_is_downloaded_and_verified(source, tmp_path, monkeypatch):
