@@ -72,8 +72,8 @@ class Report(Task):
         known = {*choices_of("encoding"), *(name for each in models for name in (each.encoding, each.label))}
         if self.reference not in known:
             raise UserError(f"task.reference={self.reference}: {suggestions(self.reference, sorted(known))}")
-        out = self.out.resolve() if self.out.is_symlink() else self.out  # replace the folder, not the link
-        out.parent.mkdir(parents=True, exist_ok=True)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        out = self.out.resolve()  # replace the folder, not a link to it
         remove_abandoned(out)
         temporary = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True)
         with temporary as place, FileLock(Path(place) / LOCK):
