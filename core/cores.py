@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, current_process, get_context, parent_process
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from . import stopping
 from .errors import UserError
@@ -45,7 +45,7 @@ def on_all_cores(
     if processes <= 1:
         return [function(item) for item in items]
     try:
-        with worker_pool(ProcessPoolExecutor(processes, get_context("fork"), _inherit, (function,))) as pool:
+        with worker_pool(processes, "fork", _inherit, function) as pool:
             with stopping.signals_blocked():  # the first submission starts the processes
                 largest_first = sorted(range(len(items)), key=lambda place: -size(items[place]))
                 made = {place: pool.submit(_call, items[place]) for place in largest_first}
@@ -55,12 +55,14 @@ def on_all_cores(
 
 
 @contextmanager
-def worker_pool(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
-    """Shut down `pool`, whose processes start in this context with signals blocked, when the context ends.
+def worker_pool(processes: int, method: str, begin: Callable, *arguments: Any) -> Iterator[ProcessPoolExecutor]:
+    """A pool of `processes`, started by `method`, which call `begin(*arguments)`; submit to it with signals blocked.
 
     If one was killed, the others are killed too: the pool would send them SIGTERM, and wait for them forever.
     """
     others = {*active_children()}
+    with stopping.signals_blocked():  # the pool may start multiprocessing's resource tracker
+        pool = ProcessPoolExecutor(processes, get_context(method), begin, arguments)
     try:
         yield pool
     except BrokenProcessPool:

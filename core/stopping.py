@@ -106,9 +106,10 @@ def signals_blocked() -> Iterator[None]:
 
     A signal to the whole process group then reaches only the main process, which ends the others when it has finished.
     """
-    resource_tracker.ensure_running()  # starting it later would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGUSR2))
     try:
+        resource_tracker.ensure_running()  # it may unblock signals
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGUSR2))
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

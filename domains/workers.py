@@ -4,9 +4,7 @@ import gc
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from typing import Any
 
 from ..core import stopping
@@ -31,7 +29,7 @@ def each(
         return
     # Spawned, because the caller may use threads or a GPU, which do not work after a fork.
     try:
-        with worker_pool(ProcessPoolExecutor(workers, get_context("spawn"), _begin)) as pool:
+        with worker_pool(workers, "spawn", _begin) as pool:
             yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
     except BrokenProcessPool as error:
         raise UserError(

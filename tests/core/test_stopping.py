@@ -179,3 +179,25 @@ def test_helper_processes_do_not_receive_the_signals():
     assert "SIGHUP" in done.stdout
     assert "SIGUSR2" in done.stdout
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(stopping.SIGNALS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "start",
+    ["with stopping.signals_blocked(): pass", "with cores.worker_pool(1, 'spawn', print) as pool: pass"],
+    ids=["blocked", "pool"],
+)
+def test_the_resource_tracker_survives_a_closed_terminal(start):
+    """Otherwise it would print tracebacks about the locks of pools."""
+    script = f"""
+import pathlib, signal
+from multiprocessing import resource_tracker
+from bearings.core import cores, stopping
+{start}
+status = pathlib.Path("/proc", str(resource_tracker._resource_tracker._pid), "status").read_text()
+blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+print(blocked >> (signal.SIGHUP - 1) & 1, signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout == "1 set()\n", done.stderr
