@@ -19,7 +19,7 @@ def table(source: Path, target: Path) -> None:
     lines = [f"`{source.name}`: " + "; ".join(f"{field} {value}" for field, value in made_by.items()), ""]
     lines += ["| " + " | ".join(field.replace("_", " ") for field in fields) + " |", "|---" * len(fields) + "|"]
     lines += ["| " + " | ".join(shown(row[field]) for field in fields) + " |" for row in rows]
-    target.write_text("\n".join(lines) + "\n")
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def shown(value: str) -> str:

@@ -43,7 +43,7 @@ class MetricsCSV(Logger):
         path, kept = self.path, []
         if path.exists():
             try:
-                with open(path, newline="") as file:
+                with open(path, newline="", encoding="utf-8") as file:
                     whole = (line for line in file if line.endswith("\n"))  # a full disk may have cut the last one off
                     for row in csv.DictReader(whole):
                         if None in row:
@@ -64,7 +64,7 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row = {"step": step, **{name: f"{value:.8g}" for name, value in metrics.items()}}
-        with open(self.path, "a", newline="") as file:
+        with open(self.path, "a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)
             if not file.tell():  # the file was deleted during training
                 writer.writeheader()

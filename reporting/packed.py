@@ -205,7 +205,10 @@ def write_packed(study: Path, tree: Tree) -> None:
                 tables.append(_table_of(run, name, arrays))
             except DAMAGE as error:
                 raise ValueError(f"{run}/{name} cannot be read ({why(error)})") from error
-        texts = {column: (root / file).read_text() if file in files else None for column, file in TEXTS.items()}
+        texts = {
+            column: (root / file).read_text(encoding="utf-8") if file in files else None
+            for column, file in TEXTS.items()
+        }
         others = sorted((name, files[name]) for name in files.keys() - digests.keys() - {*TEXTS.values()})
         rows.append({"run": run, **texts, "files": others, "records": sorted(digests.items())})
     if not tables:  # all runs diverged

@@ -289,7 +289,8 @@ class Study:
             *(each.place for each in self.troubles if each.state not in (REFUSED, MISSING)),
         ]
         files = {place: self.packed.get(place, Path(place)) / "manifest.json" for place in places}
-        return {place: file.read_text(errors="replace") for place, file in files.items() if file.is_file()}
+        there = {place: file for place, file in files.items() if file.is_file()}
+        return {place: file.read_text(encoding="utf-8", errors="replace") for place, file in there.items()}
 
     def legend(self) -> dict[str, str]:
         """How each comparison differs from the first of its domain: a line by name, unless both names list it all."""
