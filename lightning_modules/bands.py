@@ -45,7 +45,7 @@ def loss_by_band(model: Transformer, tokens: Tensor, targets: Tensor) -> list[Ba
     their content. The model is not retrained.
 
     Args:
-        tokens, targets: `[B, T]` and `[B, T - 1]`, as from `sample_of`.
+        tokens, targets: `[B, T]`, as from `sample_of`.
     """
     spectra = {encoding: turned_by(encoding) for encoding in model.encodings}
     numbers = {encoding: _numbers(spectrum) for encoding, spectrum in spectra.items() if spectrum is not None}
@@ -105,5 +105,5 @@ def _removed(encoding: Encoding, band: Tensor) -> Iterator[None]:
 
 
 def _nats(model: Transformer, tokens: Tensor, targets: Tensor) -> float:
-    nats, _ = model.token_nats(tokens[:, :-1], targets)
+    nats, _ = model.token_nats(tokens, targets)
     return float(nats[targets != IGNORED].double().mean())

@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 def sample_of(store: Store, split: str, length: int) -> tuple[Tensor, Tensor]:
-    """The first tokens of the split's longest documents, and the targets among them.
+    """The first tokens of the split's longest documents, and the target after each of them.
 
     Returns:
         tokens: `[DOCUMENTS, T]`, with T at most `length` and LONGEST.
-        targets: `[DOCUMENTS, T - 1]`, the tokens after the first, or IGNORED if they are not scored.
+        targets: `[DOCUMENTS, T]`, IGNORED if they are not scored.
     """
     index = store.documents(split)
     sizes = store.offsets[index + 1] - store.offsets[index]
     chosen = (-sizes).argsort(kind="stable")[:DOCUMENTS]
-    count = min(length, LONGEST, int(sizes[chosen].min()))
-    tokens = [store.document(document)[:count] for document in index[chosen]]
-    targets = [piece_of(store, document, Window(0, 0, 0, count - 1)).targets for document in index[chosen]]
-    return torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(targets))
+    count = min(length, LONGEST, int(sizes[chosen].min()) - 1)
+    pieces = [piece_of(store, document, Window(0, 0, 0, count)) for document in index[chosen]]
+    tokens, targets = (np.stack([getattr(piece, name) for piece in pieces]) for name in ("inputs", "targets"))
+    return torch.from_numpy(tokens), torch.from_numpy(targets)
 
 
 @torch.inference_mode()

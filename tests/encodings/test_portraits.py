@@ -181,7 +181,7 @@ def test_measurements_of_every_encoding(name):
     assert (kept is None) is not encoding.reads_content
     for each in kept or ():
         assert ((each.share >= 0) & (each.share <= 1)).all()
-    bands, spectrum = loss_by_band(model, tokens, tokens[:, 1:]), encoding.spectrum()
+    bands, spectrum = loss_by_band(model, tokens[:, :-1], tokens[:, 1:]), encoding.spectrum()
     assert (not bands) is (spectrum is None)
     if spectrum is not None:
         assert sum(band.elements for band in bands) == (spectrum != 0).sum()
@@ -209,19 +209,19 @@ def test_without_all_bands_attention_has_no_positions(name):
 def test_sample_has_the_longest_documents(store):
     tokens, targets = sample_of(store, "valid", 20)
     assert tokens.shape == (4, 20)
-    assert torch.equal(targets, tokens[:, 1:])
+    assert torch.equal(targets[:, :-1], tokens[:, 1:])
     sizes = sorted((len(store.document(i)) for i in store.documents("valid")), reverse=True)
-    assert sample_of(store, "valid", 4096)[0].shape == (4, sizes[3])
+    assert sample_of(store, "valid", 4096)[0].shape == (4, sizes[3] - 1)
 
 
 def test_bands_average_over_the_targets_that_are_scored(tmp_path):
-    """In a task, the rest of an example is context, which the model is not trained to predict."""
-    domain = IndirectIndexing(train=1, valid=4, test=1)
-    tokens, targets = sample_of(domain.prepare(tmp_path), "valid", 64)
-    assert (targets != IGNORED).sum(-1).max() == 1
+    """In a task, the rest of an example is context, which the model is not trained to predict; the answer is last."""
+    domain = IndirectIndexing(train=1, valid=40, test=1, shortest=40)
+    tokens, targets = sample_of(domain.prepare(tmp_path), "valid", domain.longest)
+    assert ((targets != IGNORED).sum(-1) == 1).all()
     torch.manual_seed(0)
     model = Transformer(domain.vocabulary, ENCODINGS["rope"], width=16, layers=1, heads=2).eval()
-    nats = model.token_nats(tokens[:, :-1], tokens[:, 1:]).nats[targets != IGNORED]
+    nats = model.token_nats(tokens, targets).nats[targets != IGNORED]
     bands = loss_by_band(model, tokens, targets)
     assert [band.plain for band in bands] == pytest.approx([float(nats.mean())] * len(bands))
     assert loss_by_band(model, tokens, torch.full_like(targets, IGNORED)) == []
@@ -238,7 +238,7 @@ def test_bands_are_the_pairs_with_their_wavelengths():
         encoding.log_frequencies.copy_((2 * math.pi / each).log())
     for block in model.blocks:
         block.attention.qkv.weight *= 20
-    bands = loss_by_band(model, tokens, tokens[:, 1:])
+    bands = loss_by_band(model, tokens[:, :-1], tokens[:, 1:])
     assert [(band.low, band.high) for band in bands] == [(1, 4), (4, 16), (16, 64), (64, 256)]
     for band in bands:
         here = (wavelengths >= band.low) & (wavelengths < band.high)
@@ -264,7 +264,7 @@ def test_without_its_only_band_attention_is_uniform(name):
     uniform.load_state_dict(model.state_dict(), strict=False)
     torch.nn.init.zeros_(uniform.blocks[0].attention.qkv.parts()["query"])
     tokens = torch.randint(11, (2, 24))
-    (band,) = loss_by_band(model, tokens, tokens[:, 1:])
+    (band,) = loss_by_band(model, tokens[:, :-1], tokens[:, 1:])
     assert band.removed == pytest.approx(float(uniform.token_nats(tokens[:, :-1], tokens[:, 1:]).nats.mean()), rel=1e-6)
 
 
@@ -276,7 +276,8 @@ def test_rows_of_files_are_the_measurements_of_their_layer_and_head():
         block.attention.qkv.weight *= 20
     tokens, eye = torch.randint(11, (3, 16)), torch.eye(16)
     files, _ = attention_rows(model, tokens)
-    files["consistency"], files["bands"] = consistency_rows(model, tokens), band_rows(model, tokens, tokens[:, 1:])
+    files["consistency"] = consistency_rows(model, tokens)
+    files["bands"] = band_rows(model, tokens[:, :-1], tokens[:, 1:])
     maps, _ = look_inside(model, tokens, lambda encoding, attention: attention)
     kept = look_with_keys_moved(
         model, tokens[:1], lambda encoding, attention: [*order_kept(attention, tokens[:1], encoding.window)]
@@ -309,7 +310,7 @@ def test_rows_of_files_are_the_measurements_of_their_layer_and_head():
     assert [(row["low"], row["high"]) for row in files["rollout"]] == [(each.low, each.high) for each in rollout]
     alike = [each.uniform for each in mass_by_position(maps[0].mean(0), uniform) for _ in range(2)]
     assert [float(row["uniform"]) for row in files["positions"]] == pytest.approx(2 * alike, abs=1e-5)
-    for row, band in zip(files["bands"], loss_by_band(model, tokens, tokens[:, 1:]), strict=True):
+    for row, band in zip(files["bands"], loss_by_band(model, tokens[:, :-1], tokens[:, 1:]), strict=True):
         assert {key: float(value) for key, value in row.items()} == pytest.approx(band._asdict(), abs=1e-6)
 
 
