@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,9 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
     """Inspect the model on a few documents of the validation split; returns the written files.
 
     See `attention_rows`, `consistency_rows` and `band_rows` for the measurements, which have a file each. Each portrait
-    of the encoding has a file with all elements of each head, or with quantiles over tokens. The legends of the
-    portraits are written to the manifest.
+    of the encoding has a file with all elements of each head, or with quantiles over tokens. If layers of a pattern
+    have different portraits with the same name, a number distinguishes their files. The legends of the portraits are
+    written to the manifest.
 
     Raises:
         UserError: a portrait has the name of a measurement.
@@ -75,22 +77,24 @@ def write_mechanisms(session: Session, transformer: Transformer, store: Store, r
         files, portraits = attention_rows(transformer, tokens)
         files["consistency"] = consistency_rows(transformer, tokens)
         files["bands"] = band_rows(transformer, tokens, targets)
-    legends: dict[str, Legend] = {}
+    measurements, kinds = {*files}, dict[str, tuple[Legend, int]]()
     for layer, found in enumerate(portraits):
         for name, portrait in found.items():
-            if name not in legends and name in files:
-                kind = type(transformer.encodings[layer]).__name__
+            if name in measurements:
+                owner = type(transformer.encodings[layer]).__name__
                 raise UserError(
-                    f"{kind}: its portrait {name} has the name of a measurement: rename it and rerun the same command"
+                    f"{owner}: its portrait {name} has the name of a measurement: rename it and rerun the same command"
                 )
-            legends[name] = portrait.legend
-            files.setdefault(name, []).extend(_rows(layer, name, portrait))
+            kind = portrait.legend, portrait.values.shape[1]
+            names = chain([name], (f"{name}-{number}" for number in count(2)))
+            own = next(each for each in names if kinds.setdefault(each, kind) == kind)
+            files.setdefault(own, []).extend(_rows(layer, own, portrait))
     run.mechanisms.mkdir(parents=True, exist_ok=True)
     written = {run.mechanisms / f"{name}.csv": rows for name, rows in files.items() if rows}
     with run.replacing(*written):
         for file, rows in written.items():
             write_csv(file, rows)
-        run.write_manifest(portraits={name: asdict(legend) for name, legend in legends.items()})
+        run.write_manifest(portraits={name: asdict(legend) for name, (legend, _) in kinds.items()})
     return [*written]
 
 

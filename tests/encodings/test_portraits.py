@@ -344,6 +344,21 @@ def test_training_writes_the_mechanisms_of_its_encoding(tmp_path, monkeypatch):
     assert splits == ["valid"] * 2
 
 
+def test_layers_with_different_portraits_of_one_name_have_files_of_their_own(tmp_path):
+    """In number or kind of elements, or in the frequencies of these."""
+    layers = "encoding.layers=[spe,t5,{pope:{base:100}},carope,{kernelized_rpe:{max_distance:9}},pope,spe]"
+    run, _ = go(configured(tmp_path, "encoding=pattern", layers, "model.layers=7", "trainer.steps=8"))
+    legends, found = legends_of(run.manifest), {}
+    for name in legends:
+        read = read_mechanism(run.mechanisms / f"{name}.csv", legends[name])
+        found[name] = sorted({*read["layer"].tolist()})
+    expected = {"bias": [1], "bias-2": [4], "delta": [2], "delta-2": [5], "frequency": [0, 6], "frequency-2": [3]}
+    assert found == expected
+    theta = [legends[name].elements.facts["theta"][1] for name in ("delta", "delta-2")]
+    head_dim = len(legends["delta"].elements.facts["theta"])
+    assert theta == pytest.approx([100 ** (-1 / head_dim), 10000 ** (-1 / head_dim)])
+
+
 def test_task_mechanisms(tmp_path, capsys, monkeypatch):
     run, _ = go(configured(tmp_path, "encoding=rope", "trainer.steps=8"))
     session = Session.of(RunDirectory.open(run.path).config | {"run": str(run.path)})
