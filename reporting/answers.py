@@ -160,15 +160,19 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
     if none:
         models = _joined([*none]) if len(none) <= MOST else f"{len(none)} encodings"
         parts.append(f"with no seed by {models}{_widest(none.values())}")
-    reference = name_of(scores[0], scores[0].against)
-    tested = [each.holm_p for each in undecided if each.holm_p is not None]
+    tested = [each for each in undecided if each.holm_p is not None]
+    untested = [each for each in undecided if each.holm_p is None]
     if tested:
-        one = len(tested) == 1
-        what = f"{len(tested)} difference{'' if one else 's'} from {reference} {'is' if one else 'are'} undecided"
-        parts.append(f"{what} (adjusted p {at_least(min(tested))})")
-    if untested := len(undecided) - len(tested):
-        parts.append(f"{untested} cannot be compared with {reference} (too few seeds)")
+        what = f"{plural(len(tested), 'difference')} from {_references(tested)} {'is' if len(tested) == 1 else 'are'}"
+        parts.append(f"{what} undecided (adjusted p {at_least(min(each.holm_p or 0.0 for each in tested))})")
+    if untested:
+        parts.append(f"{len(untested)} cannot be compared with {_references(untested)} (too few seeds)")
     return f"solved {'; '.join(parts)}"
+
+
+def _references(scores: Sequence[Score]) -> str:
+    """The references of `scores`: several if they differ in compared settings or in the size of their MLP."""
+    return _joined([*dict.fromkeys(name_of(each, each.against) for each in scores)])
 
 
 def _decided(score: Score) -> bool:

@@ -221,6 +221,18 @@ def test_of_several_comparisons_each_has_one_clause_about_what_is_solved():
     assert len(alone.clauses) == 3
 
 
+def test_undecided_differences_name_the_reference_of_each_model():
+    """As with model.mlp_hidden=64,128, where each size has its own."""
+    named = [contestant(f"{name}, mlp_hidden={size}", 3) for name in ("rope", "nope") for size in (64, 128)]
+    for each in named:
+        each.encoding = each.label.partition(",")[0]
+    place = SimpleNamespace(name="a5", splits=["test"], chosen=named, copies={})
+    given = {**RATES, "solving": FAILED, "holm_p": 0.5, "comparison": place}
+    scores = [replace(score(0), **given, contestant=named[2 + i], against=named[i]) for i in (0, 1)] * 2
+    (answer, _) = answers([*scores, replace(scores[0], split="valid")], "rope")
+    assert "4 differences from rope (mlp_hidden=64) and rope (mlp_hidden=128) are undecided" in answer.sentence
+
+
 def test_terminal_table_fits_80_columns():
     columns = {
         "domain": ("comparison", str),
