@@ -153,10 +153,11 @@ def _score_row(score: Score) -> Row:
     }
     for unit, each in score.bits.items():
         row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": None if solving else each.seeds}
-    if score.compared is not None:
-        against, difference = score.compared
+    if score.tested_against is not None:
+        row["against"] = score.tested_against.label
+    if score.difference is not None:
+        difference = score.difference
         row |= {
-            "against": against.label,
             "difference": difference.value,
             "difference_interval": difference.both or difference.clusters,
             "difference_interval_of": _basis(difference),
@@ -193,8 +194,8 @@ def _against(found: Sequence[Score]) -> dict[str, Column]:
     """A column for the reference of each row, if a comparison has several references."""
     several = {}
     for score in found:
-        if score.compared is not None:
-            several.setdefault(id(score.comparison), set()).add(score.compared[0].label)
+        if score.tested_against is not None:
+            several.setdefault(id(score.comparison), set()).add(score.tested_against.label)
     return {"against": ("reference", str)} if any(len(labels) > 1 for labels in several.values()) else {}
 
 

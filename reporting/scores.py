@@ -79,6 +79,11 @@ class Score:
         return None if self.against is None or self.difference is None else (self.against, self.difference)
 
     @property
+    def tested_against(self) -> Contestant | None:
+        """The reference whose score or solve rate it is compared with; None if nothing is compared."""
+        return None if self.difference is None and self.theirs is None else self.against
+
+    @property
     def p(self) -> float | None:
         """Unadjusted p of the deciding test; None if there is none."""
         if self.difference is not None:

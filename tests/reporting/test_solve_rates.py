@@ -40,6 +40,20 @@ def test_tasks_with_right_answers_have_exact_intervals_of_the_solve_rate(tmp_pat
     assert "Solved: at least 99.9 % of the answers are right." in (folder / "report.md").read_text()
 
 
+def test_tables_name_the_reference_of_each_solve_rate(tmp_path, report):
+    """Each size of the MLP has its own."""
+    for encoding in ("rope", "nope"):
+        for hidden in (64, 128):
+            for seed in range(3):
+                given = {"domain": "flip_flop", "units": ("answer",), "correct": 1.0}
+                make_run(tmp_path / "runs", encoding, seed, f"model.mlp_hidden={hidden}", **given)
+    folder, _ = report()
+    rows = rows_of(folder / "tables" / "flip_flop-test.csv")
+    assert rows["nope, mlp_hidden=128"]["against"] == "rope, mlp_hidden=128"
+    assert rows["nope, mlp_hidden=64"]["against"] == "rope, mlp_hidden=64"
+    assert "| reference |" in (folder / "tables" / "flip_flop-test.md").read_text()
+
+
 def test_a_seed_that_diverged_does_not_solve_the_task(tmp_path, report):
     for encoding, seeds in {"rope": range(3), "pope": range(4)}.items():
         for seed in seeds:
