@@ -37,7 +37,8 @@ class IndirectIndexing(GeneratedDomain):
     def __init__(self, **options: Any):
         given = IndirectIndexingOptions(**options)
         super().__init__(given)
-        self.shortest, self.longest_string, self.farthest = given.shortest, given.longest_string, given.farthest
+        self.shortest, self.longest_string = given.shortest, given.longest_string
+        self.farthest = min(given.farthest, given.longest_string - 1)  # longer shifts leave every string
         self.longest = self.longest_string + len(f",c,-{self.farthest},b")
 
     def options(self):

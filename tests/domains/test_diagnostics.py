@@ -285,6 +285,12 @@ def test_indirect_indexing_draws_every_shift(sizes):
     assert all(len(set(text.split(",")[0])) == len(text.split(",")[0]) for text in texts)
 
 
+def test_shifts_longer_than_every_string_are_not_drawn():
+    limited, unlimited = (IndirectIndexing(shortest=3, longest_string=6, farthest=each) for each in (5, 10**12))
+    assert training_bytes(unlimited, 0, range(50)) == training_bytes(limited, 0, range(50))
+    assert unlimited.longest == limited.longest
+
+
 @pytest.mark.parametrize(
     ("make", "wrong"),
     [
