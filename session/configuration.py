@@ -266,5 +266,10 @@ def build(block: Mapping, group: str, **given: Any) -> Any:
 
 
 def with_group(error: ValueError, group: str, keys: Collection[str]) -> str:
-    """The message of a class, which names a key first, with `group` before each of its `keys` that has a value."""
+    """The message of a class, which names a key first, with `group` before each of its `keys` that has a value.
+
+    A message of an encoding in a pattern names a key of one of the `layers`.
+    """
+    if "layers" in keys and re.split("[=:]", str(error))[0] not in keys:
+        return f"{group}.layers: {error}"
     return f"{group}." + re.sub(rf"(?<=[ (])(?=(?:{'|'.join(keys)})=)", f"{group}.", str(error))

@@ -33,13 +33,13 @@ def refuse_unshared_rows(settings: TrainerSettings, data: DataModule, transforme
 
 
 def refuse_missing_axes(transformer: Transformer) -> None:
-    """Raise UserError if an encoding uses more axes of the medium's positions than there are."""
+    """Raise ValueError if an encoding uses more axes of the medium's positions than there are."""
     there = 2 if transformer.medium is None else transformer.medium.axes
     for encoding in transformer.encodings:
         if isinstance(encoding, PositionalEncoding) and encoding.clock == "medium" and encoding.axes > there:
-            raise UserError(
-                f"encoding.clock=medium: {type(encoding).__name__} needs {encoding.axes} axes, and the positions of "
-                f"this domain have {there}: use encoding.clock=index"
+            raise ValueError(
+                f"clock=medium: {type(encoding).__name__} needs {encoding.axes} axes, and the positions of this domain "
+                f"have {there}: use clock=index"
             )
 
 

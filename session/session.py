@@ -256,7 +256,8 @@ class Session(Command):
 
     def transformer(self, vocabulary: int) -> Transformer:
         found = build_transformer(self.config, vocabulary, self.settings.activation_checkpointing, self.clock)
-        refuse_missing_axes(found)
+        with self._encoding_named():
+            refuse_missing_axes(found)
         return found
 
     def clock(self) -> Clock | None:
@@ -266,10 +267,11 @@ class Session(Command):
             UserError: the domain has no such time.
         """
         if type(self.domain).clock is Domain.clock:
-            raise UserError(
-                f"encoding.clock=medium: domain={self.config['names']['domain']} has no time other than the number of "
-                "tokens: use encoding.clock=index"
-            )
+            with self._encoding_named():
+                raise ValueError(
+                    f"clock=medium: domain={self.config['names']['domain']} has no time other than the number of "
+                    "tokens: use clock=index"
+                )
         return self.domain.clock() if "content" in self.config else None
 
     def language_model(self, vocabulary: int) -> LanguageModel:

@@ -6,9 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import composed
 from encodings_support import attend, make_encoding, make_inputs, one_thread  # noqa: F401
 from omegaconf import OmegaConf
 
+from bearings.core.errors import UserError
 from bearings.encodings.base import Encoding
 from bearings.encodings.comrope import ComRoPE
 from bearings.encodings.contract.context import contexts_of
@@ -20,6 +22,7 @@ from bearings.lightning_modules.transformer import Transformer
 from bearings.session.banner import pattern_text, rotation_text
 from bearings.session.configuration import build
 from bearings.session.overrides import choices_of
+from bearings.session.session import Session
 from bearings.session.settings import file_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,6 +120,13 @@ def test_the_longest_context_of_any_layer_limits_the_model(order):
     assert {encoding.longest for encoding in model.kinds} == {None, 8}
     with pytest.raises(ValueError, match="length=8: AbsoluteLearned has no positions for a context of 9 tokens"):
         model(torch.zeros(1, 9, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("entry", ["absolute_learned:{length:8}", "rope:{randomise:8}"])
+def test_a_layer_with_too_few_positions_is_named(entry):
+    session = Session(composed("encoding=pattern", f"encoding.layers=[nope,{{{entry}}}]"))
+    with pytest.raises(UserError, match=r"^encoding\.layers: (length|randomise)=8: "):
+        session.attention(session.transformer(11))
 
 
 def test_pattern_in_the_banner():

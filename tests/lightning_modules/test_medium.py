@@ -88,10 +88,13 @@ def test_generated_tasks_have_no_medium():
     assert FlipFlop().clock() is None
 
 
-@pytest.mark.parametrize("encoding", [["encoding=rope", "encoding.clock=medium"], IN_A_LAYER])
-def test_a_domain_without_a_medium_is_refused(encoding):
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [(["encoding=rope", "encoding.clock=medium"], "encoding."), (IN_A_LAYER, "encoding.layers: ")],
+)
+def test_a_domain_without_a_medium_is_refused(encoding, named):
     config = composed("domain=flip_flop", *encoding) | {"names": {"domain": "flip_flop"}, "content": {}}
-    with pytest.raises(UserError, match=r"encoding\.clock=medium: domain=flip_flop has no time other than the number"):
+    with pytest.raises(UserError, match=f"^{named}clock=medium: domain=flip_flop has no time other than the number"):
         Session(config).transformer(5)
 
 
