@@ -41,5 +41,5 @@ class HoPEHighFrequency(Rotary):
 
     def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, **options: Any):
         given = HoPEHighFrequencyOptions(**options)
-        turned = full_turns(given.base, head_dim // 2, given.trained_length)
-        super().__init__(width, heads, kv_heads, head_dim, given, given.base, turned=turned)
+        super().__init__(width, heads, kv_heads, head_dim, given, given.base)
+        self.turned = full_turns(given.base, self.pairs, given.trained_length)

@@ -223,6 +223,8 @@ def test_a_trained_length_without_a_full_turn_is_refused(encoding):
     encoding(12, 4, 2, 16, trained_length=7)
     with pytest.raises(ValueError, match="trained_length=6: no frequency makes a turn"):
         encoding(12, 4, 2, 16, trained_length=6)
+    with pytest.raises(ValueError, match=r"head_dim=1: .* needs a multiple of 2"):
+        encoding(12, 4, 2, 1)
 
 
 def test_rope_pp_scores_are_the_real_and_imaginary_parts():
