@@ -91,7 +91,7 @@ def test_a_later_signal_ends_what_does_not_unwind(begun, monkeypatch):
 def test_a_stop_while_the_program_starts_is_one_line(number, tmp_path):
     script = f"""
 import os, runpy, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.signal({int(number)}, signal.SIG_DFL)
 class Stop:
     def find_spec(self, name, path=None, target=None):
         if name == "hydra":
@@ -108,10 +108,11 @@ runpy.run_path({str(REPOSITORY / "main.py")!r}, run_name="__main__")
 @pytest.mark.parametrize("output", [os.openpty, os.pipe])  # a pipe as to `tee`, which ends with its terminal
 def test_work_is_cleaned_up_after_the_terminal_was_closed(tmp_path, output):
     script = f"""
-import time
+import signal, time
 from pathlib import Path
 from bearings.core import stopping
 from bearings.session.explaining import one_line_errors
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 stopping.listen()
 stopping.begin(resumes=True)
 with one_line_errors():
