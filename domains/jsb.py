@@ -171,6 +171,9 @@ class JSB(Music):
                 known = f"{BASE}..{BASE + self.vocabulary - FIRST - 1}"
                 raise UserError(f"{path} has pitch {pitch}, outside {known}: transpose it")
             grid[math.ceil(start - 0.5) : math.ceil(end - 0.5), voices[place]] = pitch
+        if (grid == chorales.REST).all():
+            fault = "has no notes of pitched instruments, or only notes that are too short for a grid of 16ths"
+            raise UserError(f"{path} {fault}: give another .mid file")
         return self.encode(grid)
 
     def unit_weights(self, tokens: np.ndarray) -> dict[str, np.ndarray]:

@@ -89,8 +89,12 @@ def notes(midi):
 def test_rendered_file_round_trips(tmp_path_factory, grid):
     domain, folder = JSB(), tmp_path_factory.mktemp("prompt")
     (score, _) = domain.render(domain.decode(domain.encode(grid)), folder / "piece")
+    if (grid == -1).all():
+        with pytest.raises(UserError, match=r"piece\.mid has no notes"):
+            domain.encode_file(score)
+        return
     again = domain.encode_file(score)
-    sounding = len(grid) - int((grid[::-1] != -1).any(1).argmax()) if (grid != -1).any() else 0
+    sounding = len(grid) - int((grid[::-1] != -1).any(1).argmax())
     assert again.tolist() == domain.encode(grid[:sounding]).tolist()
 
 
@@ -132,6 +136,16 @@ def test_drums_are_no_voice(tmp_path):
     file.tracks.append(mido.MidiTrack([message.copy(channel=3) for message in file.tracks[0]]))
     file.save(tmp_path / "x.mid")
     assert JSB().encode_file(tmp_path / "x.mid").tolist() == JSB().encode(np.full((4, 4), 60)).tolist()
+
+
+@pytest.mark.parametrize(("channel", "ticks"), [(9, 480), (0, 30)])  # drums; a 16th has 120 ticks
+def test_prompt_without_notes_on_the_grid_raises(tmp_path, channel, ticks):
+    track = mido.MidiTrack([mido.MetaMessage("track_name", name="Soprano")])
+    for kind, time in (("note_on", 960), ("note_off", ticks)):
+        track.append(mido.Message(kind, channel=channel, note=60, time=time))
+    mido.MidiFile(tracks=[track]).save(tmp_path / "x.mid")
+    with pytest.raises(UserError, match=r"x\.mid has no notes of pitched instruments, or only notes"):
+        JSB().encode_file(tmp_path / "x.mid")
 
 
 def test_prompt_with_wrong_voices_or_pitches_raises(tmp_path):
