@@ -155,18 +155,8 @@ class Maestro(Music):
         if skipped and not self.skip_unreadable:
             self._refuse(skipped, release)
         read = {file: title for file, title in titles.items() if file not in {**skipped, **copies}}
-        left = {splits[file] for file in read}
-        if copies and (empty := [part for part in SPLITS if part not in left]) and len(first_with) >= len(SPLITS):
-            copy, original = next((copy, first) for copy, first in copies.items() if splits[copy] == empty[0])
-            raise UserError(
-                f"{place}: no file is left in {empty[0]}, because {copy} has the same notes as {original}, which is in "
-                f"{splits[original]}: remove one of them"
-            )
-        if copies and (different := len(first_with)) < len(SPLITS):
-            raise UserError(
-                f"{place} has {plural(len(splits), 'file')}, but only {different} with different notes, and "
-                f"{', '.join(SPLITS)} need one each: give more files"
-            )
+        if empty := [part for part in SPLITS if part not in {splits[file] for file in read}]:
+            self._refuse_empty(empty[0], place, splits, skipped, copies, len(first_with))
         writer.facts.update(
             grid_ms=round(1000 * self.codec.step, 3),
             midi=midi,
@@ -186,6 +176,33 @@ class Maestro(Music):
         faults = several([f"{release.place_of(file)} cannot be used ({why})" for file, why in unusable.items()])
         it = "it" if len(unusable) == 1 else "them"
         raise UserError(f"{faults}: replace {it}, or skip such files with domain.skip_unreadable=true")
+
+    def _refuse_empty(
+        self,
+        empty: str,
+        place: Path,
+        splits: Mapping[str, str],
+        skipped: Mapping[str, str],
+        copies: Mapping[str, str],
+        different: int,
+    ) -> None:
+        """Raise UserError if the split `empty` has no files because they were skipped or are copies."""
+        if self.split == "random" and different < len(SPLITS):
+            example = next((f" ({file} cannot be used: {why})" for file, why in skipped.items()), "")
+            raise UserError(
+                f"{place} has {plural(len(splits), 'file')}, but only {different} with different notes{example}, and "
+                f"{', '.join(SPLITS)} need one each: give more files"
+            )
+        for file, original in copies.items():
+            if splits[file] == empty:
+                raise UserError(
+                    f"{place}: no file is left in {empty}, because {file} has the same notes as {original}, which is "
+                    f"in {splits[original]}: remove one of them"
+                )
+        for file, why in skipped.items():
+            if splits.get(file) == empty:
+                remedy = "replace it" if self.split == "official" else "replace or remove it"
+                raise UserError(f"{place}: no file is left in {empty}, because {file} is skipped ({why}): {remedy}")
 
     def _splits(self, performances: Sequence[Performance]) -> dict[str, str]:
         if self.split == "official":

@@ -1,4 +1,4 @@
-"""MAESTRO: transposition, arguments, and the real performances."""
+"""MAESTRO: transposition, arguments, files that are left out, and the real performances."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import pretty_midi
 import pytest
 from conftest import REPOSITORY
 from hydra.utils import instantiate
-from maestro_support import RELEASE, as_notes, content, midi_of, music, needs_release, sample
+from maestro_support import RELEASE, as_notes, content, midi_of, music, needs_release, refusal, sample
 from omegaconf import OmegaConf
 
 from bearings.domains import maestro
@@ -91,6 +91,26 @@ def test_options_determine_contents(source):
     (source / "2004" / "piece7.midi").rename(source / "2004" / "piece77.midi")
     others.add(options())
     assert len(others | {first}) == 7
+
+
+def test_a_split_of_only_skipped_files_is_explained(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    test, valid, *train = sorted((f"{number:02d}.mid" for number in range(12)), key=maestro._place)
+    for number, name in enumerate((test, valid, *train)):
+        (mine / name).write_bytes(content(midi_of(music(number))))
+    (mine / test).write_bytes(b"")
+    line = f"no file is left in test, because {test} is skipped (an empty file): replace or remove it"
+    assert line in refusal(mine, tmp_path / "stores", split="random", skip_unreadable=True)
+    later = max(train)
+    assert later > valid  # copies of an earlier file are left out
+    (mine / later).write_bytes((mine / valid).read_bytes())
+    assert line in refusal(mine, tmp_path / "stores", split="random", skip_unreadable=True)
+    for name in train[:-1]:
+        (mine / name).write_bytes(b"")
+    line = refusal(mine, tmp_path / "stores", split="random", skip_unreadable=True)
+    assert "mine has 12 files, but only " in line
+    assert "cannot be used: an empty file), and train, valid, test need one each: give more files" in line
 
 
 @pytest.fixture(scope="module")
