@@ -303,6 +303,12 @@ def test_no_block_is_in_two_splits(tmp_path):
     assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are skipped
 
 
+def test_large_held_out_fractions_leave_a_block_for_training(tmp_path):
+    (tmp_path / "x.txt").write_text("".join(f"word {i} " for i in range(150)))
+    store = build(tmp_path / "x.txt", tmp_path / "root", valid_fraction=0.5, test_fraction=0.49)
+    assert store.manifest["documents"] == {"train": 1, "valid": 10, "test": 9}
+
+
 def test_a_table_with_only_a_header_has_no_rows(tmp_path):
     (tmp_path / "x.csv").write_text("text,author\n")
     with pytest.raises(UserError, match=r"x\.csv has no rows: leave it out"):
