@@ -156,7 +156,7 @@ class JSB(Music):
         if length > chorales.LONGEST:
             raise UserError(f"{path} lasts {length:,} 16ths, more than {chorales.LONGEST:,}: give a shorter piece")
         # Silent voices have no track here, so names are more reliable than positions.
-        names = [track.name for track in tracks]
+        names = [track.name.strip().capitalize() for track in tracks]
         named = set(names) <= set(chorales.VOICES)
         if named and len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -122,6 +122,14 @@ def test_voices_of_one_track_are_ordered_by_channel(tmp_path):
     assert JSB().encode_file(tmp_path / "x.mid").tolist() == JSB().encode(grid).tolist()
 
 
+def test_names_of_voices_may_be_in_any_case(tmp_path):
+    midi, grid = JSB().decode(JSB().encode(np.array([[72, 67, 60, 48]]))), np.array([[48, 60, 67, 72]])
+    for instrument, name in zip(midi.instruments, ("BASS", "tenor", "Alto ", "soprano"), strict=True):
+        instrument.name = name
+    midi.write(str(tmp_path / "x.mid"))
+    assert JSB().encode_file(tmp_path / "x.mid").tolist() == JSB().encode(grid).tolist()
+
+
 def test_drums_are_no_voice(tmp_path):
     file = mido.MidiFile()
     for channel in (0, 1, 2, 9):
