@@ -65,15 +65,15 @@ class Report(Task):
         Raises:
             UserError: there are no runs, the reference is unknown, or `task.out` holds other files.
         """
-        self._refuse_other_files()
+        out = self.out.resolve()  # replace the folder, not a link to it
+        self._refuse_other_files(out)
         study = read_study(folders)
         gc.freeze()  # records are kept to the end; without this, each collection after a few figures visits them all
         models = (each for comparison in study.comparisons for each in comparison.contestants)
         known = {*choices_of("encoding"), *(name for each in models for name in (each.encoding, each.label))}
         if self.reference not in known:
             raise UserError(f"task.reference={self.reference}: {suggestions(self.reference, sorted(known))}")
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        out = self.out.resolve()  # replace the folder, not a link to it
+        out.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(out)
         temporary = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True)
         with temporary as place, FileLock(Path(place) / LOCK):
@@ -109,10 +109,10 @@ class Report(Task):
         parts += ["## How to read the results\n", *(f"- {line}" for line in remarks()), ""]
         return "\n".join(parts)
 
-    def _refuse_other_files(self) -> None:
-        if self.out.exists():
-            inside = {path.name for path in self.out.iterdir()} if self.out.is_dir() else {self.out.name}
-            if inside and (inside - FILES or not is_page(self.out / "index.html")):
+    def _refuse_other_files(self, out: Path) -> None:
+        if out.exists():
+            inside = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+            if inside and (inside - FILES or not is_page(out / "index.html")):
                 raise UserError(f"task.out={self.out}: the folder holds other files; choose a new or empty folder")
 
     def _show(self, session: Command, study: Study, sections: Sequence[Section], results: Sequence[Answer]) -> None:

@@ -29,8 +29,9 @@ def test_other_files_are_never_replaced(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
     (tmp_path / "report" / "plots").mkdir(parents=True)
     (tmp_path / "report" / "plots" / "mine.png").write_text("mine")
-    with pytest.raises(UserError, match=re.escape("task.out=report: the folder holds other files")):
-        report()
+    for folder in ("report", "missing/../report"):
+        with pytest.raises(UserError, match=re.escape(f"task.out={folder}: the folder holds other files")):
+            report(f"task.out={folder}")
     assert (tmp_path / "report" / "plots" / "mine.png").read_text() == "mine"
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "index.html").write_text("<!doctype html>my own page")
@@ -47,13 +48,13 @@ def test_other_files_are_never_replaced(tmp_path, report):
 
 def test_a_link_to_a_folder_is_kept(tmp_path, report):
     make_run(tmp_path / "runs", "rope", 0)
-    (tmp_path / "site").mkdir()
-    (tmp_path / "report").symlink_to("site")
-    for folder in ("report", "report", "site/../report", "site/../site"):
+    (tmp_path / "report").symlink_to("new/site")  # which the first report creates
+    for folder in ("report", "report", "new/../report", "new/site/../site"):
         report(f"task.out={folder}")
-        assert (tmp_path / "site" / "index.html").exists()
+        assert (tmp_path / "new" / "site" / "index.html").exists()
         assert (tmp_path / "report").is_symlink()
-    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report", "site"}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "report", "new"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["site"]
 
 
 def test_concurrent_reports_into_one_folder(tmp_path, report, monkeypatch):
