@@ -135,7 +135,9 @@ class Corpus(Domain):
         """Blocks of the only document: train, then valid, then test. Copies of a block in another split are skipped."""
         cut, of = documents.blocks(document), {}
         valid, test = (max(1, round(self.fractions[split] * len(cut))) for split in ("valid", "test"))
-        splits = ["train"] * max(1, len(cut) - valid - test) + ["valid"] * valid + ["test"] * test
+        train = max(1, len(cut) - valid - test)
+        valid = min(valid, len(cut) - train - 1)  # each split gets a block, also with large fractions
+        splits = ["train"] * train + ["valid"] * valid + ["test"] * test
         for block, split in zip(cut, splits, strict=False):
             cluster = hashlib.blake2b(block.raw, digest_size=8).hexdigest()
             if of.setdefault(cluster, split) == split:

@@ -303,10 +303,15 @@ def test_no_block_is_in_two_splits(tmp_path):
     assert int(store.names[-1].rpartition(":")[2]) > len(store.names)  # copies are skipped
 
 
-def test_large_held_out_fractions_leave_a_block_for_training(tmp_path):
+@pytest.mark.parametrize(
+    ("valid_fraction", "test_fraction", "sizes"),
+    [(0.5, 0.49, (1, 10, 9)), (0.97, 0.02, (1, 18, 1)), (0.02, 0.97, (1, 1, 18))],
+)
+def test_large_held_out_fractions_leave_a_block_for_each_split(tmp_path, valid_fraction, test_fraction, sizes):
     (tmp_path / "x.txt").write_text("".join(f"word {i} " for i in range(150)))
-    store = build(tmp_path / "x.txt", tmp_path / "root", valid_fraction=0.5, test_fraction=0.49)
-    assert store.manifest["documents"] == {"train": 1, "valid": 10, "test": 9}
+    given = {"valid_fraction": valid_fraction, "test_fraction": test_fraction}
+    store = build(tmp_path / "x.txt", tmp_path / "root", **given)
+    assert tuple(store.manifest["documents"].values()) == sizes
 
 
 def test_a_table_with_only_a_header_has_no_rows(tmp_path):
