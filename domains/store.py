@@ -145,7 +145,7 @@ class StoreWriter:
     Use as a context manager. Documents are added one at a time; each takes only 25 bytes of memory plus 8 per unit.
 
     Args:
-        directory: final path of the store.
+        directory: final path of the store. If it is a link, the store is written where it leads.
         vocabulary: number of token ids.
         units: names of the natural units.
         groups: kinds of target that are scored separately; if there are any, every document needs marks.
@@ -162,8 +162,7 @@ class StoreWriter:
     ):
         if isinstance(units, str):
             raise ValueError(f"units={units!r}: it must be a tuple of names, such as ({units!r},)")
-        self.directory = directory.resolve() if directory.is_symlink() else directory  # the link remains
-        self.vocabulary, self.unit_names = vocabulary, units
+        self.directory, self.vocabulary, self.unit_names = directory, vocabulary, units
         self.groups, self.split_names = groups, splits
         self.dtype = dtype_of(vocabulary)
         self.facts: dict = {}
@@ -171,9 +170,10 @@ class StoreWriter:
         self._clusters, self._units = array("Q"), array("d")
 
     def __enter__(self) -> "StoreWriter":
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self._place = self.directory.resolve()
+        self._place.parent.mkdir(parents=True, exist_ok=True)
         # Not tempfile.mkdtemp: the store would keep its mode 0700 and be unreadable for other users.
-        self._temporary = self.directory.parent / f".{self.directory.name}.{uuid.uuid4().hex[:8]}"
+        self._temporary = self._place.parent / f".{self._place.name}.{uuid.uuid4().hex[:8]}"
         self._temporary.mkdir()
         with ExitStack() as folder:
             folder.callback(shutil.rmtree, self._temporary, ignore_errors=True)
@@ -307,9 +307,9 @@ class StoreWriter:
         for path in folder.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
-        os.replace(folder, self.directory)
+        if self._place.exists():
+            shutil.rmtree(self._place)
+        os.replace(folder, self._place)
         remember(self.directory, manifest)
 
 

@@ -258,6 +258,11 @@ def test_a_deleted_store_is_built_again_after_its_verification_was_killed(tmp_pa
 
 
 def test_a_store_that_is_a_link_is_built_where_it_leads(tmp_path):
+    class Downloading(Toy):
+        def build(self, writer):
+            (writer.directory.parent / "downloads").mkdir(exist_ok=True)  # next to the link, as of other stores
+            super().build(writer)
+
     link = Toy().prepare(tmp_path / "root").directory
     elsewhere = link.rename(tmp_path / "elsewhere")
     link.symlink_to(elsewhere)
@@ -265,9 +270,10 @@ def test_a_store_that_is_a_link_is_built_where_it_leads(tmp_path):
     for deleted in (False, True):
         if deleted:
             shutil.rmtree(elsewhere)
-        assert Toy().prepare(tmp_path / "root").directory == link
+        assert Downloading().prepare(tmp_path / "root").directory == link
         assert link.is_symlink()
         assert (elsewhere / "manifest.json").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"root", "elsewhere"}
 
 
 def test_concurrent_processes_build_once(tmp_path, marks):
