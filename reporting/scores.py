@@ -10,7 +10,7 @@ import numpy as np
 from .contestant import Contestant
 from .intervals import CONFIDENCE
 from .naming import settings_of
-from .solving import Solving, rates_p, solving
+from .solving import Solving, rates_p, solving, trained_seeds
 from .statistics import (
     FEWEST_SEEDS,
     Difference,
@@ -110,7 +110,7 @@ class Score:
         if self.against is None:
             return "no reference"
         common = self.contestant.runs.keys() & self.against.runs.keys()
-        if (self.difference.pairs if self.difference else len(common)) < FEWEST_SEEDS:
+        if self.theirs is None and (self.difference.pairs if self.difference else len(common)) < FEWEST_SEEDS:
             return FEW_SEEDS
         if self.part:
             return "pooled"
@@ -163,8 +163,10 @@ def scores(comparison: Comparison, split: str, reference: str, margin: float) ->
             if solved is None and seeds:
                 paired = difference(_sums(contestant, split, seeds), _sums(against, split, seeds), tokens, margin)
                 score = replace(score, difference=paired)
-            elif len(seeds) >= FEWEST_SEEDS:
-                score = replace(score, theirs=solving(comparison, split, against))
+            elif solved is not None:
+                trained = trained_seeds(comparison, contestant) & trained_seeds(comparison, against)
+                if len(trained) >= FEWEST_SEEDS:
+                    score = replace(score, theirs=solving(comparison, split, against))
         found.append(score)
     return found
 

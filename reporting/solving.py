@@ -37,10 +37,14 @@ def solving(comparison: Comparison, split: str, contestant: Contestant) -> Solvi
     accuracies = tuple(accuracy for accuracy in counted if accuracy is not None)
     if comparison.solved is None or len(accuracies) < len(runs):
         return None
-    seeds = len(runs) + len(comparison.diverged.get(contestant.label, ()))
-    rate = sum(accuracy >= comparison.solved for accuracy in accuracies), seeds
+    rate = sum(accuracy >= comparison.solved for accuracy in accuracies), len(trained_seeds(comparison, contestant))
     steps = tuple(take_off(run.curve, comparison.half_way) for run in runs)
     return Solving(accuracies, rate, exact_interval(*rate), steps)
+
+
+def trained_seeds(comparison: Comparison, contestant: Contestant) -> set[int]:
+    """The seeds of a contestant, with those whose training diverged."""
+    return {*contestant.runs, *(run.seed for run in comparison.diverged.get(contestant.label, ()))}
 
 
 @lru_cache

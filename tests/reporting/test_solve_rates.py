@@ -67,6 +67,16 @@ def test_a_seed_that_diverged_does_not_solve_the_task(tmp_path, report):
     assert f"Diverged: pope, 1 of 5 seeds (seed 4 at step 12). {note}" in (folder / "report.md").read_text()
 
 
+def test_seeds_that_diverged_count_for_the_test_of_solve_rates(tmp_path):
+    for encoding in ("rope", "pope"):
+        for seed in range(5):
+            run = make_run(tmp_path, encoding, seed, domain="flip_flop", units=("answer",), correct=1.0)
+            if (encoding, seed) >= ("rope", 1):  # only one seed finishes
+                diverge(run)
+    found = {score.contestant.label: score for score in study_scores(read_study([tmp_path]), "pope")}
+    assert (found["rope"].p, found["rope"].verdict) == (pytest.approx(rates_p((1, 5), (5, 5))), "solves less often")
+
+
 def test_solve_rates_with_too_few_common_seeds_are_no_test(tmp_path):
     for encoding, seeds in {"rope": (0, 1, 2), "pope": (0, 1, 2), "path": (1, 2, 3)}.items():
         for seed in seeds:
