@@ -58,7 +58,7 @@ def on_all_cores(
 def worker_pool(processes: int, method: str, begin: Callable, *arguments: Any) -> Iterator[ProcessPoolExecutor]:
     """A pool of `processes`, started by `method`, which call `begin(*arguments)`; submit to it with signals blocked.
 
-    If one was killed, the others are killed too: the pool would send them SIGTERM, and wait for them forever.
+    If one was killed, the others are killed too: the pool would send them SIGTERM, which they block, and wait forever.
     """
     others = {*active_children()}
     with stopping.signals_blocked():  # the pool may start multiprocessing's resource tracker

@@ -255,7 +255,7 @@ class Loader(DataLoader):
         with stopping.signals_blocked():
             batches = super().__iter__()
         if signal.getsignal(signal.SIGCHLD) is not handler:
-            signal.signal(signal.SIGCHLD, handler)  # PyTorch's raises its error in whatever code is running
+            signal.signal(signal.SIGCHLD, handler)  # PyTorch's handler raises errors in any running code
         return batches
 
 

@@ -69,9 +69,9 @@ class Benchmark:
             items: list[Question] = [*form.read(path)]
             if not items:
                 raise ValueError("it contains no questions")
-            alone = [number for number, each in enumerate(items, 1) if len(each.pairs) == 1]
-            if alone and "perplexity" not in self.metrics:  # only that metric is of questions without choices
-                raise ValueError(f"question {alone[0]:,} has a single choice")
+            single = [number for number, each in enumerate(items, 1) if len(each.pairs) == 1]
+            if single and "perplexity" not in self.metrics:  # only that metric is of questions without choices
+                raise ValueError(f"question {single[0]:,} has a single choice")
         except DAMAGE as error:
             raise UserError(f"{path} is damaged or in another format ({why(error)}): get the file again") from error
         return Questions(items, form.note)
