@@ -3,6 +3,7 @@
 import errno
 import gc
 import glob
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Report(Task):
         Raises:
             UserError: there are no runs, the reference is unknown, or `task.out` holds other files.
         """
-        out = self.out.resolve()  # replace the folder, not a link to it
+        out = Path(os.path.realpath(self.out))  # the folder is replaced, not a link to it
         self._refuse_other_files(out)
         study = read_study(folders)
         gc.freeze()  # records are kept to the end; without this, each collection after a few figures visits them all

@@ -136,7 +136,7 @@ def test_a_place_where_no_folder_can_be_made_is_one_line(run, tmp_path, task, pl
     path = make_run(tmp_path / "runs", "rope", 0)
     status, _, err = run(f"task={task}", f"task.out={place}", *([] if task == "report" else [f"run={path}"]))
     assert status == 2
-    assert err.startswith(f"error: {place.split('/')[0]}")
+    assert place.split("/")[0] in err
     assert re.fullmatch(r"error: [^\n]*choose another folder [^\n]*task.out[^\n]*\n", err), err
 
 
