@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, current_process, get_context, parent_process
@@ -45,26 +45,30 @@ def on_all_cores(
     if processes <= 1:
         return [function(item) for item in items]
     try:
-        with worker_pool(processes, "fork", _inherit, function) as pool:
-            with stopping.signals_blocked():  # the first submission starts the processes
-                largest_first = sorted(range(len(items)), key=lambda place: -size(items[place]))
-                made = {place: pool.submit(_call, items[place]) for place in largest_first}
+        with worker_pool(processes, "fork", _inherit, function) as submit:
+            largest_first = sorted(range(len(items)), key=lambda place: -size(items[place]))
+            made = {place: submit(_call, items[place]) for place in largest_first}
             return [made[place].result() for place in range(len(items))]
     except BrokenProcessPool as error:
         raise UserError("a worker process was killed: free memory and rerun the command") from error
 
 
 @contextmanager
-def worker_pool(processes: int, method: str, begin: Callable, *arguments: Any) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `processes`, started by `method`, which call `begin(*arguments)`; submit to it with signals blocked.
+def worker_pool(processes: int, method: str, begin: Callable, *arguments: Any) -> Iterator[Callable[..., Future]]:
+    """`submit` of a pool of `processes`, started by `method`, that receive no signals and first `begin(*arguments)`.
 
     If one was killed, the others are killed too: the pool would send them SIGTERM, which they block, and wait forever.
     """
     others = {*active_children()}
     with stopping.signals_blocked():  # the pool may start multiprocessing's resource tracker
         pool = ProcessPoolExecutor(processes, get_context(method), begin, arguments)
+
+    def submit(function: Callable, *given: Any) -> Future:
+        with stopping.signals_blocked():  # the first submission starts the processes
+            return pool.submit(function, *given)
+
     try:
-        yield pool
+        yield submit
     except BrokenProcessPool:
         for worker in {*active_children()} - others:
             worker.kill()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from ..core import stopping
 from ..core.cores import cores, end_with_parent, worker_pool
 from ..core.errors import UserError
 from ..core.progress import tracked
@@ -29,8 +28,8 @@ def each(
         return
     # Spawned, because the caller may use threads or a GPU, which do not work after a fork.
     try:
-        with worker_pool(workers, "spawn", _begin) as pool:
-            yield from tracked(_ahead(pool, 4 * workers, function, items, arguments), "reading music", total)
+        with worker_pool(workers, "spawn", _begin) as submit:
+            yield from tracked(_ahead(submit, 4 * workers, function, items, arguments), "reading music", total)
     except BrokenProcessPool as error:
         raise UserError(
             "a process that reads music was killed: free memory, and call from within `if __name__ == '__main__':`"
@@ -44,11 +43,10 @@ def _begin() -> None:
     end_with_parent()
 
 
-def _ahead(pool, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
+def _ahead(submit: Callable, depth: int, function, items, arguments: Sequence) -> Iterator[tuple[Any, Any]]:
     waiting: deque = deque()
     for key, data in items:
-        with stopping.signals_blocked():  # the first submission starts the processes
-            waiting.append((key, pool.submit(function, data, *arguments)))
+        waiting.append((key, submit(function, data, *arguments)))
         if len(waiting) >= depth:
             key, future = waiting.popleft()
             yield key, future.result()
