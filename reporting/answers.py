@@ -164,7 +164,8 @@ def _solvers(scores: Sequence[Score], undecided: Sequence[Score]) -> str:
     untested = [each for each in undecided if each.holm_p is None]
     if tested:
         what = f"{plural(len(tested), 'difference')} from {_references(tested)} {'is' if len(tested) == 1 else 'are'}"
-        parts.append(f"{what} undecided (adjusted p {at_least(min(each.holm_p or 0.0 for each in tested))})")
+        lowest = min(each.holm_p for each in tested if each.holm_p is not None)
+        parts.append(f"{what} undecided (adjusted p {at_least(lowest)})")
     if untested:
         parts.append(f"{len(untested)} cannot be compared with {_references(untested)} (too few seeds)")
     return f"solved {'; '.join(parts)}"

@@ -155,8 +155,7 @@ def _score_row(score: Score) -> Row:
         row |= {f"bits_per_{unit}": each.value, f"bits_per_{unit}_interval": None if solving else each.seeds}
     if score.tested_against is not None:
         row["against"] = score.tested_against.label
-    if score.difference is not None:
-        difference = score.difference
+    if (difference := score.difference) is not None:
         row |= {
             "difference": difference.value,
             "difference_interval": difference.both or difference.clusters,
